@@ -31,6 +31,7 @@ import sys
 import tomllib
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,22 +92,30 @@ def read_rows(bugs: list[str]) -> list[Row]:
 
 def train(rows: list[Row], out: Path, jobs: int) -> int:
     """Train rows in a clone of this commit, which out/tree keeps. Return 1 if a run failed."""
-    tree = out.resolve() / "tree"
-    if not tree.exists():
-        subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
+    algos = clone(out) / "algos"
     sweeps = defaultdict(list)
     for row in rows:
-        algos = tree / "algos"
         text = catalogue.planted(row.mutant, (algos / f"{row.algo}.py").read_text("utf-8"))
         (algos / f"{row.planted}.py").write_text(text, "utf-8")
         sweeps[row.algo, row.env, row.set, row.folder, row.seeds].append(row.planted)
-    status = 0
-    for (algo, env, given, folder, seeds), planted in sweeps.items():
-        words = ["--algos", algo, *planted, "--envs", env, "--seeds", str(seeds), "--jobs",
-                 str(jobs), "--out", str(out.resolve() / folder)]
-        words += ["--set", *given] if given else []
-        status |= subprocess.run([sys.executable, "-m", "utils.sweep", *words], cwd=tree).returncode
-    return status
+    return max(sweep(out, folder, [algo, *planted], [env], given, seeds, jobs)
+               for (algo, env, given, folder, seeds), planted in sweeps.items())
+
+
+def clone(out: Path) -> Path:
+    tree = out.resolve() / "tree"
+    if not tree.exists():
+        subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
+    return tree
+
+
+def sweep(out: Path, folder: str, algos: list[str], envs: list[str], settings: Iterable[str],
+          seeds: int, jobs: int) -> int:
+    """Train algorithms of the clone; their runs lie in out/folder. Return 1 if a run failed."""
+    words = ["--algos", *algos, "--envs", *envs, "--seeds", str(seeds), "--jobs", str(jobs),
+             "--out", out.resolve() / folder, *(["--set", *settings] if settings else [])]
+    return subprocess.run([sys.executable, "-m", "utils.sweep", *words],
+                          cwd=out.resolve() / "tree").returncode
 
 
 # ---- Comparing

@@ -1,4 +1,5 @@
 """The atlas: its rows can be planted, and it tells what a bug costs. And the runner of bugs."""
+import itertools
 import json
 import subprocess
 import sys
@@ -6,11 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import atlas
+from benchmarks import atlas, details, suite
 from tests.mutants import __main__ as mutants
 from tests.mutants import catalogue
 
 
+@pytest.mark.slow       # rewording a line of algos/ fails no default test
 def test_every_row_can_be_planted():
     for row in atlas.read_rows([]):
         catalogue.planted(row.mutant, catalogue.file_of(row.algo).read_text("utf-8"))
@@ -87,6 +89,41 @@ def test_a_row_names_the_test_that_fails(tmp_path):
     assert found("b", "survived", "") == [None, None, None]
     with pytest.raises(KeyError, match="no-such-bug"):
         atlas.catch(["a", "no-such-bug"], path)
+
+
+@pytest.mark.slow
+def test_every_detail_can_be_planted():
+    text = catalogue.file_of("ppo").read_text("utf-8")
+    for detail in details.read_details([]):
+        assert bool(detail["set"]) != (details.edited(detail, text) != text), detail["name"]
+
+
+def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, monkeypatch):
+    def write(folder, seeds, train100, **more):
+        for seed, env in itertools.product(seeds, details.ENVS):
+            path = tmp_path / folder / env / f"seed{seed}"
+            path.mkdir(parents=True)
+            (path / "result.json").write_text(json.dumps({
+                "env": env, "algo": "ppo", "seed": seed, "train100": train100(seed),
+                "git_commit": "abc", "total_steps": 9} | more))
+
+    monkeypatch.setattr(details, "HERE", tmp_path)
+    suite.write_suite(tmp_path / "results.jsonl", [])
+    write("plain", range(1, 11), lambda seed: 100.0 if seed < 4 else 1e6)
+    suite.add(tmp_path / "plain", tmp_path / "results.jsonl")
+    write("raw-rewards", range(1, 4), lambda seed: 50.0 + 10 * (seed - 2),
+          changed={"scale_rew": False})
+    write("sigma-1", range(1, 3), lambda seed: 1.0, changed={"std_init": 1})
+    chosen = details.read_details(["raw-rewards", "sigma-1"])
+    rows = details.collect(chosen, 3, tmp_path)
+    assert [(row["detail"], row["env"], row["train100"]) for row in rows] == [
+        ("raw-rewards", env, [40, 50, 60]) for env in details.ENVS]
+    told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
+    middle, low, high = told.pop("raw-rewards")
+    assert middle == pytest.approx(0.5) and 0.4 <= low < 0.5 < high <= 0.6
+    assert set(told.values()) == {None}
+    with pytest.raises(ValueError, match="stands 0 times"):
+        details.edited({"name": "x", "edits": [["no such text", ""]]}, "text")
 
 
 @pytest.mark.slow

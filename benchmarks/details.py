@@ -1,0 +1,118 @@
+"""What does each of PPO's implementation details cost? Train with it changed, and compare.
+
+    python benchmarks/details.py train --out DIR [--details raw-rewards ...] [--envs Hopper-v4]
+    python benchmarks/details.py collect --out DIR        write details.jsonl
+
+DETAILS has the details: each is changed alone, by settings or by edits of algos/ppo.py. The edited
+file becomes the algorithm ppo+NAME of a clone of this repository, so each run keeps its code and
+`train` resumes what was interrupted. What they are compared with are the published runs of PPO in
+results.jsonl with the same seeds. Nothing is trained twice.
+"""
+import argparse
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
+
+import plot
+from benchmarks import atlas
+from benchmarks.suite import HERE, read, read_lines
+from utils.files import write_text
+
+DETAILS = HERE / "details.toml"
+ENVS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
+
+
+def read_details(names: list[str]) -> list[dict]:
+    """Return the details of these names, or all. KeyError: there is none of a name."""
+    found = {each["name"]: {"edits": [], "set": []} | each
+             for each in tomllib.loads(DETAILS.read_text(encoding="utf-8"))["detail"]}
+    return [found[name] for name in names or found]
+
+
+def edited(detail: dict, text: str) -> str:
+    """Return the text of ppo.py with the edits. ValueError: a text does not stand in it once."""
+    for old, new in detail["edits"]:
+        if text.count(old) != 1:
+            raise ValueError(f"{detail['name']}: {old!r} stands {text.count(old)} times in ppo.py")
+        text = text.replace(old, new)
+    return text
+
+
+def train(details: list[dict], envs: list[str], seeds: int, out: Path, jobs: int) -> int:
+    """Train in a clone of this commit, which out/tree keeps. Return 1 if a run failed."""
+    algos, status = atlas.clone(out) / "algos", 0
+    text = (algos / "ppo.py").read_text("utf-8")
+    for detail in details:
+        name = f"ppo+{detail['name']}" if detail["edits"] else "ppo"
+        (algos / f"{name}.py").write_text(edited(detail, text), "utf-8")
+        status |= atlas.sweep(out, detail["name"], [name], envs, detail["set"], seeds, jobs)
+    return status
+
+
+def collect(details: list[dict], seeds: int, out: Path) -> list[dict]:
+    """Write a row for each detail and environment that has all its seeds; others stay."""
+    path = HERE / "details.jsonl"
+    rows = {(row["detail"], row["env"]): row for row in read_lines(path)}
+    for detail in details:
+        for results in read(out / detail["name"]).values():
+            if len(results) >= seeds:
+                env, ends = results[0]["env"], [round(each["train100"], 1) for each in results]
+                rows[detail["name"], env] = {
+                    "detail": detail["name"], "env": env, "steps": results[0]["total_steps"],
+                    "commit": results[0]["git_commit"],
+                    "seeds": [each["seed"] for each in results], "train100": ends}
+    order = [each["name"] for each in read_details([])]
+    rows = sorted(rows.values(), key=lambda row: (order.index(row["detail"]), row["env"]))
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def ratio(*returns: np.ndarray, axis: int = -1) -> np.ndarray:
+    """The geometric mean over environments of mean(changed) / mean(unchanged), two arrays each."""
+    means = [np.mean(each, axis) for each in returns]
+    return np.exp(np.mean([np.log(changed / plain)
+                           for plain, changed in zip(means[::2], means[1::2])], axis=0))
+
+
+def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
+    """Return each detail with {env: its returns} and the ratio with its interval, if all are there.
+
+    The ratio is to the published runs with the same seeds.
+    """
+    plain = {env: found for (env, library, algo, settings), found in read(
+        HERE / "results.jsonl").items() if (library, algo, settings) == ("plainrl", "ppo", "")}
+    table = []
+    for detail in read_details([]):
+        rows = {row["env"]: row for row in read_lines(HERE / "details.jsonl")
+                if row["detail"] == detail["name"]}
+        pairs = []
+        for env in ENVS if rows.keys() >= {*ENVS} else ():
+            seeds = rows[env]["seeds"]
+            pairs += [np.array([each["train100"] for each in plain[env] if each["seed"] in seeds]),
+                      np.array(rows[env]["train100"])]
+        told = (float(ratio(*pairs)), *plot.interval(pairs, ratio, plot.FEW)) if pairs else None
+        table.append((detail, {env: row["train100"] for env, row in rows.items()}, told))
+    return table
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python benchmarks/details.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("do", choices=["train", "collect"])
+    parser.add_argument("--out", type=Path, required=True, help="the folder of all runs")
+    parser.add_argument("--details", nargs="*", default=[], help="only these; default: all")
+    parser.add_argument("--envs", nargs="*", default=ENVS, help="train only on these")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    args = parser.parse_args()
+    chosen = read_details(args.details)
+    if args.do == "train":
+        sys.exit(train(chosen, args.envs, args.seeds, args.out, args.jobs))
+    print(len(collect(chosen, args.seeds, args.out)), "rows")
+    for detail, returns, told in compared():
+        print(detail["name"], *(f"{env} {np.mean(x):.0f}" for env, x in returns.items()), told)
