@@ -2,7 +2,7 @@
 
     python -m tests.probe --run RUN                 ask about a run directory
     python -m benchmarks.doctor learn DIR [...]     write doctor.jsonl from folders of runs
-    python -m benchmarks.doctor score DIR [...]     how often it is right about other seeds
+    python -m benchmarks.doctor score DIR [...]     write doctor_scores.jsonl: is it right?
 
 `learn` takes seeds 1 to LEARNED of clean runs and of those of benchmarks/atlas.py, ppo+ID for a
 planted bug. `score` takes the others. A run is cut into PARTS. Each metric of progress.csv is
@@ -29,7 +29,7 @@ from tests.mutants import catalogue
 from utils.files import write_text
 from utils.run.directory import read_config
 
-DATA = HERE / "doctor.jsonl"
+DATA, SCORES = HERE / "doctor.jsonl", HERE / "doctor_scores.jsonl"
 PARTS, LIMIT, LEARNED = 10, 8, 3
 FAR, SHARE = 4, 0.1             # a run is unusual if |z| is above FAR in more than SHARE of its z
 UNITLESS = re.compile("kl|clip_frac|explained_variance|ratio|clipped|weight|success|gain|"
@@ -215,25 +215,31 @@ def rounded(x) -> list:
             for part in x]
 
 
-def score(folders: list[Path]) -> None:
-    """Print how often the bug is among the first three suspects, and how often clean runs alarm."""
-    rows, right, alarms = load(), [], []
+def score(folders: list[Path]) -> list[dict]:
+    """Return for each run that nothing was learned from how unusual it is, and the bug's place."""
+    rows, told = load(), []
     for (algo, bug, env, steps), seeds in sorted(find(folders).items()):
         for seed, run in sorted(seeds.items()):
             if seed > LEARNED:
                 *_, z, suspects = examine(run, rows)
-                share = unusual(z)
-                if not bug:
-                    alarms.append(share > SHARE)
-                    print(f"clean    {algo} {env} seed {seed}: {share:.2f}{' ALARM' * alarms[-1]}")
-                    continue
                 names = [name.partition("@")[0].partition("-")[2] for _, name in suspects]
-                place = names.index(bug) + 1 if bug in names else 0
-                right.append((share > SHARE, 0 < place <= 3))
-                print(f"planted  {algo}+{bug} {env} seed {seed}: {share:.2f}, place {place}")
-    noticed, named = np.mean(right, 0)
-    print(f"{len(right)} planted runs: {noticed:.0%} noticed, {named:.0%} have the bug among the "
-          f"first three suspects; {len(alarms)} clean runs: {np.mean(alarms):.0%} alarm")
+                told.append({"algo": algo, "bug": bug, "env": env, "steps": steps, "seed": seed,
+                             "unusual": round(unusual(z), 3),
+                             "place": names.index(bug) + 1 if bug in names else None})
+    return told
+
+
+def summary(told: list[dict]) -> str:
+    """Say how often the doctor is right."""
+    planted, clean = ([row for row in told if bool(row["bug"]) == bug] for bug in (True, False))
+    noticed, alarms = (np.mean([row["unusual"] > SHARE for row in rows])
+                       for rows in (planted, clean))
+    named = np.mean([row["place"] is not None and row["place"] <= 3 for row in planted])
+    algos, tasks = ({row[name] for row in clean} for name in ("algo", "env"))
+    return (f"of {len(planted)} runs with one of {len({(x['algo'], x['bug']) for x in planted})} "
+            f"bugs, {named:.0%} had the right one among the three; of {len(clean)} healthy runs of "
+            f"{len(algos)} algorithms on {len(tasks)} tasks, {alarms:.0%} were called unusual, but "
+            f"of the planted ones only {noticed:.0%}")
 
 
 if __name__ == "__main__":
@@ -242,7 +248,8 @@ if __name__ == "__main__":
     parser.add_argument("do", choices=["learn", "score"])
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     args = parser.parse_args()
-    if args.do == "learn":
-        write_text(DATA, "".join(json.dumps(row) + "\n" for row in learn(args.folders)))
-    else:
-        score(args.folders)
+    learned = args.do == "learn"
+    found = learn(args.folders) if learned else score(args.folders)
+    write_text(DATA if learned else SCORES, "".join(json.dumps(row) + "\n" for row in found))
+    if not learned:
+        print(summary(found))

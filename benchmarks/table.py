@@ -23,6 +23,7 @@ Some kinds take no patterns:
     <!-- made: verdict -->                      clear wins and losses beside peers
     <!-- made: source algos/ppo.py ppo_loss --> functions as they stand in the file
     <!-- made: size -->                         how many lines HELPERS have
+    <!-- made: atlas -->                        what bugs cost, and whether doctor.py names them
 
 Of rows with the same settings, those of this code alone are shown, if there are any
 (benchmarks/agree.py). All others have their commit beside them. Brackets hold 95% percentile
@@ -46,11 +47,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from benchmarks import suite
+from benchmarks import doctor, suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
-         "docs/settings.md")
+         "docs/settings.md", "docs/debugging.md")
 # What the learning of every algorithm is computed with.
 HELPERS = ("utils/mpi.py", "utils/optim.py", "utils/nets.py", "utils/envs.py")
 # Default settings, for any number of steps and rules of a game.
@@ -312,6 +313,26 @@ def size() -> str:
 
 # ---- The pages
 
+def bugs() -> str:
+    """Return what planted bugs cost, and how often benchmarks/doctor.py names them."""
+    rows = suite.read_lines(HERE / "atlas.jsonl")
+    ended = [row for row in rows if None in row["lost"]]
+    costly = [row for row in rows if row not in ended and row["lost"][0] > 0.4]
+    free = [row for row in rows if row not in ended and row["lost"][1] <= 0]
+    algos = {row["bug"].partition("@")[2] or row["bug"].partition("-")[0] for row in rows}
+    told = doctor.summary(suite.read_lines(doctor.SCORES))
+    return wrapped(
+        "We planted known bugs, trained each with at least five seeds beside the clean file, and "
+        f"asked about seeds that nothing was learned from (`python -m benchmarks.doctor score`): "
+        f"{told}. A bug that costs little shows little, so the program names bugs even where "
+        "nothing is out of the ordinary. On a task, or a number of steps, that it has not seen, it "
+        "compares only what has no unit, such as `kl`, and means less.") + "\n\n" + wrapped(
+        f"What do they cost? Of {len(rows)} planted bugs in {len(algos)} algorithms, {len(ended)} "
+        f"ended a run, {len(costly)} cost more than 40% of what the clean file gains, and for "
+        f"{len(free)} the interval contains 0: on their task they cost nothing that these seeds "
+        "can show.")
+
+
 def curves(groups: dict[Key, list[dict]], path: Path, save: bool = True) -> str:
     """Write a figure and return the line of a page that shows it."""
     shown = [result for results in groups.values() for result in results if result["curve"]]
@@ -359,7 +380,7 @@ def made(order: str, old: str, page: str, groups: dict[Key, list[dict]], folder:
              "settings": lambda: settings(choose(words, groups)),
              "runs": lambda: runs(old, groups, page), "verdict": lambda: wins(groups),
              "caption": lambda: caption(choose(drawn(*words), groups)),
-             "source": lambda: source(*words), "size": size}
+             "source": lambda: source(*words), "size": size, "atlas": bugs}
     return kinds[kind]()
 
 

@@ -77,7 +77,12 @@ def test_a_run_that_is_not_over_and_one_of_another_task(runs, learned, capsys):
 
 
 def test_other_seeds_are_scored(runs, learned, capsys):
-    doctor.score([runs.folder / "CartPole-v1" / name for name in (CLEAN, *BUGS)])
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "4 planted runs: 100% noticed, 100% have the bug among the first three suspects; 2 clean "
-        "runs: 0% alarm")
+    told = doctor.score([runs.folder / "CartPole-v1" / name for name in (CLEAN, *BUGS)])
+    assert {(row["bug"], row["seed"], row["place"]) for row in told if row["bug"]} == {
+        (bug.partition("+")[2], seed, 1) for bug in BUGS for seed in (4, 5)}
+    assert doctor.summary(told) == (
+        "of 4 runs with one of 2 bugs, 100% had the right one among the three; of 2 healthy runs "
+        "of 1 algorithms on 1 tasks, 0% were called unusual, but of the planted ones only 100%")
+    told = [row | {"place": None, "unusual": 0.5 * (not row["bug"])} for row in told]
+    assert "0% had the right" in doctor.summary(told) and ", 100% were" in doctor.summary(told)
+    assert doctor.summary(told).endswith("the planted ones only 0%")

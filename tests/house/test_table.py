@@ -203,6 +203,18 @@ def test_functions_of_a_page_are_those_of_the_file():
     assert first in file and second in file and first.startswith("def ppo_loss(")
 
 
+def test_what_bugs_cost_is_counted(monkeypatch):
+    rows = [{"bug": bug, "lost": lost} for bug, lost in (
+        ("ppo-a", [0.5, 0.1, 0.9]), ("ppo-a@a2c", [0.41, -0.1, 0.9]), ("sac-b", [None] * 3),
+        ("ppo-c", [0.3, 0.2, 0.4]))]
+    monkeypatch.setattr(suite, "read_lines", lambda path: rows)
+    monkeypatch.setattr(table.doctor, "summary", lambda told: "it is right")
+    assert " ".join(table.bugs().split()).endswith(
+        "Of 4 planted bugs in 3 algorithms, 1 ended a run, 2 cost more than 40% of what the clean "
+        "file gains, and for 1 the interval contains 0: on their task they cost nothing that these "
+        "seeds can show.")
+
+
 def numbers(text):
     """Return a part of a page without intervals, for which SciPy draws samples."""
     return re.sub(r"\*\*| +(\[[^]]*\])? *|-{3,}", " ", text).strip()
