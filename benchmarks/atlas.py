@@ -17,8 +17,9 @@ repeated by naming its bug. A row of atlas.jsonl has
     difference       planted - clean, with its 95% bootstrap interval over seeds
     lost             -difference / (clean - the clean runs' first 2%): 1 if nothing is learned
     steps_to         when the mean curve first makes 80% of the clean gain, clean and planted
-    metric, step     the first metric of progress.csv that tells the two apart, and when: all seeds
-                     of one lie above all of the other in three successive twentieths of the run
+    metric, step,    the first metric of progress.csv that tells the two apart, when, and whether
+    above            the bug raises it: all seeds of one lie above all of the other in three
+                     successive twentieths of the run
     curves           means over seeds for each twentieth of the run
     caught           the first test that fails with the bug; absent if no test did, or none ran
 
@@ -146,22 +147,25 @@ def parts(step: np.ndarray, values: np.ndarray, total: int) -> np.ndarray:
                      for k in range(1, BINS + 1)])
 
 
-def separating(clean: list[Seed], planted: list[Seed]) -> tuple[str, int] | tuple[None, None]:
-    """Return the first metric that tells the two apart, and after how many steps."""
+def separating(clean: list[Seed], planted: list[Seed]) -> tuple:
+    """Return the first metric that tells the two apart, after how many steps, and whether the
+    planted file's is above; None for all three if there is none."""
     clean, planted = ([seed for seed in seeds if seed.metrics] for seeds in (clean, planted))
     if not (clean and planted):
-        return None, None
+        return None, None, None
     firsts = []
     for name in clean[0].metrics.keys() & planted[0].metrics.keys():
         a, b = (np.stack([seed.metrics[name] for seed in seeds]) for seeds in (clean, planted))
-        apart = (a.min(0) > b.max(0)) | (b.min(0) > a.max(0))        # False where one is NaN
+        known = np.flatnonzero(np.isfinite(np.concatenate([a, b])).all(0))      # with a report
+        a, b = a[:, known], b[:, known]
+        apart = (a.min(0) > b.max(0)) | (b.min(0) > a.max(0))
         held = np.flatnonzero(apart[:-2] & apart[1:-1] & apart[2:])
         if len(held):
-            firsts.append((int(held[0]), name))
+            firsts.append((int(known[held[0]]), name, bool(b[0, held[0]] > a[0, held[0]])))
     if not firsts:
-        return None, None
-    first, name = min(firsts)
-    return name, (first + 1) * clean[0].total_steps // BINS
+        return None, None, None
+    first, name, above = min(firsts)
+    return name, (first + 1) * clean[0].total_steps // BINS, above
 
 
 def steps_to(level: float, curve: np.ndarray, total: int) -> int | None:
@@ -186,14 +190,14 @@ def compare(row: Row, out: Path) -> dict | None:
     def difference(a, b, axis=-1):
         return np.mean(b, axis) - np.mean(a, axis)
 
-    metric, step = separating(clean, planted)
+    metric, step, above = separating(clean, planted)
     middle, (low, high) = difference(*ends), plot.interval(ends, difference, plot.FEW)
     return {"bug": row.bug, "env": row.env, "settings": " ".join(row.set), "steps": total,
             "commit": config["git_commit"], "clean": ends[0].tolist(), "planted": ends[1].tolist(),
             "difference": [float(middle), float(low), float(high)],
             "lost": [float(-x / gain) for x in (middle, high, low)],
             "steps_to": [steps_to(start + 0.8 * gain, curve, total) for curve in curves],
-            "metric": metric, "step": step,
+            "metric": metric, "step": step, "above": above,
             "curves": [[None if np.isnan(x) else round(float(x), 3) for x in curve]
                        for curve in curves]}
 

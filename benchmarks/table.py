@@ -24,6 +24,7 @@ Some kinds take no patterns:
     <!-- made: source algos/ppo.py ppo_loss --> functions as they stand in the file
     <!-- made: size -->                         how many lines HELPERS have
     <!-- made: atlas -->                        what bugs cost, and whether doctor.py names them
+    <!-- made: symptoms -->                     the first metric that shows a bug, by metric
 
 Of rows with the same settings, those of this code alone are shown, if there are any
 (benchmarks/agree.py). All others have their commit beside them. Brackets hold 95% percentile
@@ -32,6 +33,7 @@ bootstraps over seeds.
 import argparse
 import ast
 import json
+import math
 import re
 import shlex
 import sys
@@ -49,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without in
 import plot
 from benchmarks import doctor, suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
+from tests.mutants import catalogue
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
          "docs/settings.md", "docs/debugging.md")
@@ -333,6 +336,19 @@ def bugs() -> str:
         "can show.")
 
 
+def symptoms() -> str:
+    """Return a table of the bugs that a metric shows, ordered by metric, the costliest first."""
+    wrong = {mutant.id: mutant.wrong for mutant in catalogue.read()}
+    found = sorted((row for row in suite.read_lines(HERE / "atlas.jsonl") if row["metric"]),
+                   key=lambda row: (row["metric"], row["above"], -(row["lost"][0] or math.inf)))
+    return plot.table([{
+        "than healthy": f"`{row['metric']}` is {'higher' if row['above'] else 'lower'}",
+        "after": f"{row['step'] / row['steps']:.0%}", "planted": f"`{row['bug']}`",
+        "what is wrong": wrong[row["bug"].partition("@")[0]], "task": row["env"],
+        "loses": "the run ends" if None in row["lost"] else "{:.0%} [{:.0%}, {:.0%}]".format(
+            *row["lost"])} for row in found])
+
+
 def curves(groups: dict[Key, list[dict]], path: Path, save: bool = True) -> str:
     """Write a figure and return the line of a page that shows it."""
     shown = [result for results in groups.values() for result in results if result["curve"]]
@@ -380,7 +396,8 @@ def made(order: str, old: str, page: str, groups: dict[Key, list[dict]], folder:
              "settings": lambda: settings(choose(words, groups)),
              "runs": lambda: runs(old, groups, page), "verdict": lambda: wins(groups),
              "caption": lambda: caption(choose(drawn(*words), groups)),
-             "source": lambda: source(*words), "size": size, "atlas": bugs}
+             "source": lambda: source(*words), "size": size, "atlas": bugs,
+             "symptoms": symptoms}
     return kinds[kind]()
 
 

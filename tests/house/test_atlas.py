@@ -49,7 +49,8 @@ def test_a_row_tells_what_is_lost_and_what_shows_it(tmp_path):
     assert told["clean"] == [94.5] * 5 and told["planted"] == [47.25] * 5
     assert told["lost"] == pytest.approx([47.25 / 92.5] * 3)
     assert told["steps_to"] == [1600, None]         # 76 is the first part's mean above 2 + 0.8 92.5
-    assert (told["metric"], told["step"]) == ("kl", 1100)       # apart from step 1000 on
+    # Apart from step 1000 on.
+    assert (told["metric"], told["step"], told["above"]) == ("kl", 1100, True)
     assert (tmp_path / "figures/atlas.svg").exists()
     assert atlas.collect([row._replace(seeds=6)], tmp_path, path) == []     # a seed is missing
     path.write_text(json.dumps(told | {"caught": "test_NaN"}) + "\n")
@@ -71,7 +72,11 @@ def test_the_first_metric_that_stays_apart_is_named():
     for kl, val in ((6, 9), (9, 6)):
         told = atlas.separating(seeds(kl=[], val=[], short=[]),
                                 seeds(kl=range(kl, 20), val=range(val, 20), short=[2, 3]))
-        assert told == ("kl" if kl < val else "val", 700)
+        assert told == ("kl" if kl < val else "val", 700, True)
+    few = np.where(np.arange(20) % 2, np.arange(20) >= 6.0, np.nan)     # a report in every other
+    clean, planted = ([seed._replace(metrics={"q": x}) for seed in seeds()]
+                      for x in (0 * few, -few))
+    assert atlas.separating(clean, planted) == ("q", 800, False)
 
 
 def test_a_row_names_the_test_that_fails(tmp_path):
