@@ -45,26 +45,10 @@ def check_memory(setting: str, count: int, num_bytes: int) -> None:
 
 
 def memory() -> float:
-    """Return how many bytes the ranks may use: of the machine, their cgroup, or `ulimit -v`."""
+    """Return how many bytes the machine has, or the container."""
     if os.name != "posix":
         return math.inf  # unknown on Windows
-    import resource  # which Windows lacks
-
-    page = os.sysconf("SC_PAGE_SIZE")
-    limits = [page * os.sysconf("SC_PHYS_PAGES")]
-    own, used = resource.getrlimit(resource.RLIMIT_AS)[0], Path("/proc/self/statm")
-    if own != resource.RLIM_INFINITY and used.exists():
-        limits.append(mpi.size() * (own - page * int(used.read_text().split()[0])))
-    groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.exists() else []:
-        _, controllers, name = line.split(":", 2)
-        root, file = Path("/sys/fs/cgroup"), "memory.max"  # version 2, or 1:
-        if controllers == "memory":
-            root, file = root / "memory", "memory.limit_in_bytes"
-        elif controllers:
-            continue
-        group = root / name.strip("/")
-        files = [folder / file for folder in (group, *group.parents)]
-        texts = [each.read_text().strip() for each in files if each.exists()]
-        limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
-    return min(limits)
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    text = limit.read_text().strip() if limit.exists() else "max"
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(machine, int(text)) if text.isdecimal() else machine

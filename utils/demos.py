@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import buffers, mpi
+from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate
@@ -48,15 +48,9 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
     """Call `evaluate`, write the episodes to `file`, and return (returns, lengths)."""
     envs = make_envs(cfg, episodes)
     envs.clip_rewards = envs.lives_end = False  # only a learner needs clipped ones
-    steps, most = [], buffers.memory() / 3  # of the machine: what follows copies them
-
-    def check_size():
-        if steps and len(steps) * steps[0][0].nbytes > most:
-            raise UsageError(f"--record: {len(steps):,} steps of {episodes} episodes, and more, do "
-                             "not fit into memory; it takes fewer --episodes")
-
-    returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic, check_size, max_steps,
-                                envs, steps)
+    steps = []
+    returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic, max_steps=max_steps,
+                                envs=envs, steps=steps)
     envs.close()
     steps = [(obs, agent.env_act(act), *rest) for obs, act, *rest in steps]
     columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]

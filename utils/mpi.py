@@ -101,9 +101,6 @@ class RunningStats(nn.Module):
 
     def scale(self, x: Tensor) -> Tensor:
         """clip(x / sqrt(var + 1e-8), -10, 10): unlike `normalize`, it keeps the sign."""
-        cut_off = x.abs()[x.abs() > 10 * torch.sqrt(self.var + 1e-8)]
-        if self.count > 0 and len(cut_off) and cut_off.max() > 2 * cut_off.min():
-            say_once("--scale-rew makes rewards of different sizes equal (docs/debugging.md)")
         return (x / torch.sqrt(self.var + 1e-8)).clamp(-10, 10).float()
 
     def update(self, rows: Tensor) -> None:

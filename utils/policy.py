@@ -5,13 +5,14 @@ import pkgutil
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 from torch import nn
 
 from utils.errors import UsageError
 from utils.mpi import say_once
 from utils.spaces import (
     KINDS, MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, fits, misfit, num_acts,
-    obs_kind, one_line, unbatch)
+    obs_kind, one_line)
 from utils.wrappers import all_finite
 
 
@@ -65,7 +66,7 @@ class Policy(nn.Module):
         return act_space.own_act(act) if isinstance(act_space, Numbered | Parts) else act
 
 
-def flattened(obs, space):
+def flattened(obs, space: FlatBox):
     """Flatten one observation of a FlatBox's own space, or N. ValueError: a dict or tuple is none.
 
     What is no dict and no tuple may be flat already.
@@ -76,8 +77,8 @@ def flattened(obs, space):
     if not isinstance(obs, dict | tuple) or not hasattr(space.own, "spaces"):
         return obs
     try:
-        some = unbatch(obs, space.own)
-    except (KeyError, TypeError, ValueError):
+        some = [*iterate(batch_space(space.own), obs)]
+    except (KeyError, TypeError, ValueError):  # it has no parts [N, ...]
         raise ValueError(wrong) from None
     if wrong := next(filter(None, (misfit(each, space.own) for each in some)), ""):
         raise ValueError(wrong)

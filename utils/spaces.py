@@ -222,22 +222,6 @@ def misfit(value, space: gym.Space, name: str = "observation") -> str:
     return f"{name} is {array.dtype} {list(array.shape)}, not {space.dtype} {list(space.shape)}"
 
 
-def unbatch(values, space: gym.Space) -> list:
-    """N values of a space, given as one whose parts are [N, ...], one by one.
-
-    KeyError, TypeError or ValueError: it is not given so.
-    """
-    if isinstance(space, gym.spaces.Dict):
-        parts = [unbatch(values[name], part) for name, part in space.items()]
-        return [dict(zip(space, each)) for each in zip(*parts, strict=True)]
-    if isinstance(space, gym.spaces.Tuple):
-        parts = [unbatch(value, part) for value, part in zip(values, space, strict=True)]
-        return [*zip(*parts, strict=True)]
-    if np.ndim(values) != 1 + len(space.shape):
-        raise ValueError
-    return [*values]
-
-
 def as_array(value) -> np.ndarray:
     try:
         return np.asarray(value)

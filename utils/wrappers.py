@@ -1,23 +1,15 @@
 """Wrappers: vectors as observations, numbers as actions, copies, and the episodes that end."""
 
-import contextlib
-import inspect
 import os
 import random
-import warnings
 
 import gymnasium as gym
 import numpy as np
 
-from utils.errors import NotFinite, UsageError
 from utils.mpi import say_once
 from utils.spaces import (
-    MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, image_layout, is_image, num_acts,
-    numeric, one_line, part_sizes, parts_of)
-
-
-MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
-FOR_GYM = ": it is made for Gym, and plainrl needs one for Gymnasium 1"
+    MOST_ACTS, FlatBox, Numbered, Parts, act_kind, image_layout, is_image, num_acts, numeric,
+    one_line, part_sizes, parts_of)
 
 
 def flat_obs(env: gym.Env) -> gym.Env:
@@ -44,14 +36,13 @@ def flat_obs(env: gym.Env) -> gym.Env:
     if box and len(space.shape) > 1:  # a picture has two long sides; a board of 5 by 5 is none
         stays = sorted(space.shape)[-2] >= (36 if len(space.shape) == 2 else 5)
     own = None if stays else numeric(space)
-    if own is None or gym.spaces.flatdim(own) > MOST_NUMBERS:
+    if own is None or gym.spaces.flatdim(own) > 1e6:
         return env
-    if own != space:
-        say_once("observations: what is no number is left out; docs/howto.md (Images) shows how to "
-                 "take one part alone, as by minigrid's ImgObsWrapper")
     flat = FlatBox(own)
     size = flat.shape[0]
-    say_once(f"observations: {one_line(own)}, flattened to {size} number{'s' * (size != 1)}"
+    left_out = " (what is no number is left out)" * (own != space)
+    say_once(f"observations: {one_line(own)}{left_out}, flattened to {size} number"
+             + "s" * (size != 1)
              + "; each image has an encoder of its own" * (flat.vectors is not None))
     return gym.wrappers.TransformObservation(env, flat.flatten, flat)
 
@@ -82,59 +73,26 @@ class OwnStep(gym.Wrapper):
         self.worker = run_pid not in (None, os.getpid())  # of --async-envs
         if self.worker and hasattr(os, "setpgrp"):  # a Ctrl-C is for the run, which needs this one
             os.setpgrp()
-        while isinstance(env, gym.Wrapper) and type(env).__module__.startswith("gymnasium."):
-            env = env.env
-        try:
-            with contextlib.suppress(ValueError):  # of a compiled function
-                inspect.signature(env.reset).bind(seed=1, options=None)
-        except TypeError:
-            raise gym.error.Error(f"its reset takes no seed, or no options{FOR_GYM}") from None
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:  # an environment may draw by `self.action_space.sample()`
             self.unwrapped.action_space.seed(seed)
             if self.worker:  # else all of them would draw the same
                 random.seed(seed), np.random.seed(seed)  # noqa: NPY002
-        obs, _ = call(2, self.env.reset, seed=seed, options=options)
-        most = np.abs(obs).max(initial=0) if as_array(obs).dtype == np.float64 else 0
-        if most > 2**24:
-            say_once(f"observations reach {most:.3g}, where float32 has steps of "
-                     f"{np.spacing(np.float32(most)):g}: what varies less is seen by algorithms "
-                     "that subtract the mean (norm_obs) alone, not by SAC, DQN and the like")
+        obs, _ = self.env.reset(seed=seed, options=options)
         return obs, {}
 
     def step(self, action):
         action = action.copy() if isinstance(action, np.ndarray) else action
-        obs, rew, terminated, truncated, info = call(5, self.env.step, action)
+        obs, rew, terminated, truncated, info = self.env.step(action)
         told = success(info) if terminated or truncated else {}
-        if (rew := as_array(rew)).size != 1 or rew.dtype.kind not in "buif":
-            raise UsageError(f"--env gave the reward {one_line(rew)[:80]}, not one number; "
-                             "docs/howto.md (Rewards of several numbers) shows a wrapper")
-        return np.copy(obs), rew.item(), terminated, truncated, told
-
-    def close(self):
-        try:
-            super().close()
-        except Exception as error:  # what was learned in it is not lost by that
-            warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
-
-
-def call(count: int, function, *args, **kwargs) -> tuple:
-    """Return what `reset` or `step` of an environment returns. UsageError: not `count` values."""
-    try:
-        values = function(*args, **kwargs)
-        if isinstance(values, tuple) and len(values) == count:
-            return values
-    except ValueError as error:  # of a wrapper inside, which takes that many
-        if f"to unpack (expected {count}" not in str(error):
-            raise
-    raise UsageError(f"--env: its {function.__name__} does not return {count} values{FOR_GYM}")
+        return np.copy(obs), np.asarray(rew).item(), terminated, truncated, told
 
 
 def success(info: dict) -> dict[str, float]:
     """Return {"success": 1.0 or 0.0} if the last step of an episode told it by a number, or {}."""
     for name in ("is_success", "success"):
-        value = as_array(info.get(name))
+        value = np.asarray(info.get(name))
         if value.size == 1 and value.dtype.kind in "buif" and np.isfinite(value).all():
             return {"success": float(value.item())}
     return {}
@@ -171,8 +129,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
 
     def check_finite(self, values: np.ndarray, what: str) -> None:
         if not all_finite(values):
-            raise NotFinite(f"the environment returned NaN or infinity as {what}, in its vector "
-                            f"step {self.vector_steps} since this process started")
+            raise FloatingPointError(f"the environment returned NaN or infinity as {what}, in its "
+                                     f"vector step {self.vector_steps} since this process started")
 
     def pop_episodes(self) -> list[tuple]:
         """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode, and

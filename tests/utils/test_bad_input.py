@@ -140,7 +140,7 @@ def test_resume_with_another_config(refusal, run, old, new, says):
 # It runs to its step 100 of 64 a rollout: well in the second one.
 @pytest.mark.parametrize("fault,kind,says", [
     ("raise", RuntimeError, "the motor of joint 3 is too hot"),
-    ("nan", UsageError, "environment .* vector step 100 "),
+    ("nan", FloatingPointError, "environment .* vector step 100 "),
 ])
 def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
     """And the checkpoint from before it stays."""

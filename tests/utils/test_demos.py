@@ -73,13 +73,6 @@ def test_rows_are_as_scripted():
     assert np.array_equal(returns, evaluate(agent, cfg, 3, seed=1)[0])
 
 
-def test_a_recording_that_fills_memory_is_refused(monkeypatch):
-    agent = agent_for(ppo, cfg := ppo.Config(env="CartPole-v1", hidden=(8,)))
-    monkeypatch.setattr(demos.buffers, "memory", lambda: 3 * 3 * 2 * agent.obs_shape[0] * 4)
-    refused(demos.record_demos, agent, cfg, "demos.npz", 2, seed=1,
-            says="--record: 4 steps of 2 episodes.* fewer --episodes")
-
-
 def test_atari_is_recorded_with_its_true_rewards():
     """In whole games: a lost life ends the learner's episode, and none that is recorded."""
     pytest.importorskip("ale_py")

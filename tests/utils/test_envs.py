@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from algos import ppo, ppo_mask
 from tasks import BitFlip
 from tasks import Line
-from tests.envs import Counter, Idle
+from tests.envs import Idle
 from tests.helpers import agent_for, refused
 from tests.toy import Config
 from tests.utils.test_workers import Drawn
@@ -427,27 +427,15 @@ def test_actions_are_copies_too():
 
 # ---- Memory
 
-@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="about Linux")
-@pytest.mark.parametrize("groups,limits,expected", [
-    ("0::/a/b\n", {}, 8e9),                                        # that of the machine
-    ("0::/a/b\n", {"a/memory.max": "3000000000", "a/b/memory.max": "max"}, 3e9),
-    ("0::/\n", {"memory.max": "4000000000"}, 4e9), ("3:cpu:/a\n", {"memory.max": "1"}, 8e9),
-    ("5:memory:/a\n", {"memory/a/memory.limit_in_bytes": "2000000000"}, 2e9)])
-def test_memory_is_the_less_of_machine_and_group(groups, limits, expected, monkeypatch):
-    Path("cgroup").write_text(groups)
-    for name, text in limits.items():
-        Path("sys", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("sys", name).write_text(f"{text}\n")
-    resource = pytest.importorskip("resource")
-    places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "sys", "/proc/self/statm": "none"}
-    monkeypatch.setattr(buffers, "Path", lambda name: Path(places[name]))
+@pytest.mark.skipif(buffers.os.name != "posix", reason="unknown on Windows")
+@pytest.mark.parametrize("limit,expected", [(None, 8e9), ("max", 8e9), ("3000000000", 3e9)])
+def test_memory_is_the_less_of_machine_and_container(limit, expected, monkeypatch):
+    if limit:
+        Path("memory.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(buffers, "Path", lambda name: Path("memory.max"))
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 8_000_000}
     monkeypatch.setattr(buffers.os, "sysconf", sizes.__getitem__)
     assert buffers.memory() == expected
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1.5e9, 1.5e9))  # ulimit -v
-    places["/proc/self/statm"] = "used"
-    Path("used").write_text("400000 1 1 1 0 1 0\n")
-    assert buffers.memory() == 1.1e9
 
 
 # ---- What an agent is shown
@@ -627,12 +615,3 @@ def test_a_game_may_be_predicted_as_it_comes():
     assert [x.dtype for x in seen] == [torch.uint8] * 2
     assert torch.equal(seen[0], torch.as_tensor(255 * raw.astype(np.uint8)))
     assert torch.equal(seen[1], seen[0][:1])
-
-
-def test_an_environment_that_does_not_close_is_warned_of(monkeypatch):
-    def close(self):
-        raise OSError("the simulator does not answer")
-
-    monkeypatch.setattr(Counter, "close", close)
-    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
-        make_envs(Config(env="tests.envs:Counter-v0"), 1).close()

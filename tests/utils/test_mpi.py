@@ -130,20 +130,6 @@ def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, 
     assert {buffer.dtype for buffer in stats.buffers()} == {torch.float64}
 
 
-@pytest.mark.parametrize("rewards,count,told", [
-    ([1.0, 5.0], 2, True), ([1.0, -5.0], 2, True), ([1.0, 1.5, 0.0], 2, False),
-    ([0.09, 0.01], 2, False), ([1.0, 5.0], 0, False)])
-def test_rewards_that_scaling_makes_equal_are_told_of(rewards, count, told, capsys):
-    """Not before there are statistics: in the first rollout var is 1."""
-    mpi.say_once.cache_clear()
-    stats = mpi.RunningStats(())
-    stats.var.fill_(0.01**2 - 1e-8)     # so 1 is 100 standard deviations
-    stats.count.fill_(count)
-    for _ in range(2):
-        stats.scale(torch.tensor(rewards))
-    assert capsys.readouterr().out.count("rewards of different sizes equal") == told
-
-
 @pytest.mark.parametrize("value,mean,var,normal,scaled", [
     (5, 2, 4, 1.5, 2.5), (1e-4, 0, 0, 1, 1), (21, 0, 4, 10, 10), (-1e9, 1, 4, -10, -10),
     (1e6, 1e6 + 0.2, 0.04, -1, 10)])                            # float32 has no such mean
