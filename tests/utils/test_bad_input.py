@@ -10,10 +10,9 @@ import pytest
 
 from algos import ppo
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
-from tests.helpers import saved, snapshot, steps
+from tests.helpers import refused, saved, steps
 from utils.errors import UsageError
 from utils.run import checkpoint
-from utils.run.command import program
 from utils.run.directory import read_config, replaced_files
 from utils.run.settings import check_settings, parse
 
@@ -23,19 +22,13 @@ FLAGS = ("--env CartPole-v1 --num-envs 2 --rollout-steps 64 --minibatch-size 32 
          "--hidden 8").split()
 
 
-@pytest.fixture
-def refusal(capfd):
-    """Call it with command-line flags: the message with which they are refused."""
-    def refuse(*args):
-        before = snapshot(".")
-        with pytest.raises(SystemExit) as caught, program():
-            ppo.train(parse(ppo.Config, ppo.__doc__, args))
-        message = capfd.readouterr().err.rstrip("\n")
-        assert caught.value.code == 2, message
-        assert snapshot(".") == before, "something was written"
-        assert message.startswith("error: ") and len(message) < 600 and "\n" not in message, message
-        return message.replace(os.sep, "/")
-    return refuse
+def train(*args):
+    return ppo.train(parse(ppo.Config, ppo.__doc__, args))
+
+
+def refusal(*args):
+    """Return the message with which a command line is refused."""
+    return refused(train, *args)
 
 
 # ---- Directories and checkpoints
@@ -57,7 +50,7 @@ def run(finished, tmp_path):
 RESUME = (*FLAGS, "--run-dir", "run", "--total-steps", "128", "--resume")
 
 
-def test_a_directory_that_holds_a_run(refusal, run):
+def test_a_directory_that_holds_a_run(run):
     message = refusal(*FLAGS, "--run-dir", "run")
     assert "run holds a run already" in message
     for way_out in ("python -m algos.ppo --run-dir run --resume.", "--overwrite", "--seed 2"):
@@ -73,7 +66,7 @@ def test_a_directory_that_holds_a_run(refusal, run):
     for path in run.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / "notes").touch()                                     # a directory is not yet a run
-    ppo.train(parse(ppo.Config, ppo.__doc__, (*FLAGS, "--run-dir", "run", "--total-steps", "64")))
+    train(*FLAGS, "--run-dir", "run", "--total-steps", "64")
 
 
 def test_a_run_that_never_reported_is_replaced(run):
@@ -87,7 +80,7 @@ def test_a_run_that_never_reported_is_replaced(run):
     assert steps("run") == [64] and (run / "notes").exists() and not (run / "resume-0").exists()
 
 
-def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
+def test_overwrite_deletes_a_run_and_nothing_else(run):
     """Only when all else is right, as late as the run is opened."""
     ours = {path.name for path in run.iterdir()}
     (run / "notes.txt").write_text("mine")
@@ -96,7 +89,7 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
     before = (run / "episodes.csv").read_text()
     assert replaced_files(ppo.Config(overwrite=True, run_dir=str(run)))[-1].name == "config.json"
     again = (*FLAGS, "--run-dir", "run", "--total-steps", "64", "--seed", "5", "--overwrite")
-    ppo.train(parse(ppo.Config, ppo.__doc__, again))
+    train(*again)
     now = {path.name for path in run.iterdir()}
     assert len(now) == len(ours) + 2 and {"notes.txt", "inner"} < now
     assert (run / "episodes.csv").read_text() != before
@@ -107,20 +100,20 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
 
 
 @pytest.mark.parametrize("run_dir", ["file", "file/run", "/dev/null/run", "/proc/run"])
-def test_a_directory_that_cannot_be_written(refusal, run_dir):
+def test_a_directory_that_cannot_be_written(run_dir):
     Path("file").write_text("mine")
     if not Path(run_dir).parent.exists():
         pytest.skip(f"there is no {Path(run_dir).parent} here")
     assert f"--run-dir is {run_dir}: " in refusal(*FLAGS, "--run-dir", run_dir)
 
 
-def test_resume_of_half_a_folder(refusal, run):
+def test_resume_of_half_a_folder(run):
     """Its rank0.pt is gone; policy.pt, on the other hand, is not needed to go on."""
     os.remove(run / "policy.pt")
     os.rename(run / "resume-64/rank0.pt", "kept.pt")
     assert "run/resume-64" in refusal(*RESUME)
     os.rename("kept.pt", run / "resume-64/rank0.pt")
-    ppo.train(parse(ppo.Config, ppo.__doc__, RESUME))
+    train(*RESUME)
     assert checkpoint.load_file(run / "policy.pt")["step"] == 128
 
 
@@ -129,7 +122,7 @@ def test_resume_of_half_a_folder(refusal, run):
      "of sac, not of ppo"), ('"gamma": 0.99', '"gamma": 3', "--gamma is 3"),
     ('"gamma"', '"curiosity"', "another version made run: "),
 ])
-def test_resume_with_another_config(refusal, run, old, new, says):
+def test_resume_with_another_config(run, old, new, says):
     text = (run / "config.json").read_text()
     (run / "config.json").write_text(text.replace(old, new))
     assert says in refusal(*RESUME)
