@@ -16,7 +16,7 @@ for package in command.NEEDED:
 
 from benchmarks.suite import read_suite  # noqa: E402
 from docs.algorithm import ROOT, algorithms  # noqa: E402
-from docs import atlas, results  # noqa: E402
+from docs import atlas  # noqa: E402
 from docs.build import build, index  # noqa: E402
 from utils.errors import UsageError  # noqa: E402
 
@@ -174,25 +174,6 @@ def test_curves_are_the_stored_ones(whole):
     assert not sticky["anchors"]                                # others had no sticky actions
 
 
-@pytest.mark.skipif(not shutil.which("node"), reason="it needs Node.js")
-def test_the_explorer_opens_on_many_lines():
-    """On the number of steps with most of the main results, not on the largest."""
-    def usual(lines):
-        script = ["globalThis.document = {addEventListener() {}};",
-                  (ROOT / "docs/assets/curves.js").read_text(encoding="utf-8"),
-                  f"console.log(usualBudget({json.dumps(lines)}))"]
-        return float(subprocess.run(["node"], input="\n".join(script), capture_output=True,
-                                    text=True, check=True).stdout)
-
-    lines = [{"folder": folder, "budget": budget} for folder, budget in (
-        ("results", 2e6), ("results", 1e6), ("results", 1e6), *[("ablation", 3e5)] * 5)]
-    assert usual(lines) == 1e6 and usual(lines[:2]) == 2e6 and usual(lines[3:]) == 3e5
-    here = [{"folder": folder, "budget": float(f"{found[0]['total_steps']:.2g}"), "algo": algo}
-            for (folder, env, library, algo, _), found in results.groups().items()
-            if env == "HalfCheetah-v4"]
-    assert {"ppo", "sac"} <= {line["algo"] for line in here if line["budget"] == usual(here)}
-
-
 def test_without_rows_there_is_no_atlas(atlas_file):
     assert atlas.pages() == {} and atlas.links("ppo") == "" and "atlas" not in index()
     atlas_file.write_text(json.dumps(ROWS[0]) + "\n")
@@ -239,10 +220,22 @@ def test_the_page_of_a_bug(atlas_file):
     assert "have changed since" in gone and "diff" not in gone and "found:" not in gone
 
 
+def node(asset, script):
+    """Return what Node.js prints that runs a script after one of the site's own."""
+    own = (ROOT / "docs/assets" / asset).read_text(encoding="utf-8")
+    whole = "\n".join(["globalThis.document = {addEventListener() {}};", own, script])
+    return subprocess.run(["node"], input=whole, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.skipif(not shutil.which("node"), reason="it needs Node.js")
-def test_filters_show_the_rows_that_have_what_is_chosen():
-    script = ["globalThis.document = {addEventListener() {}};",
-              (ROOT / "docs/assets/site.js").read_text(encoding="utf-8"), """
+def test_the_explorer_opens_on_many_lines_and_filters_show_what_is_chosen():
+    """The first on the number of steps with most of the main results, not on the largest."""
+    lines = [{"folder": folder, "budget": budget} for folder, budget in (
+        ("results", 2e6), ("results", 1e6), ("results", 1e6), *[("ablation", 3e5)] * 5)]
+    for shown, steps in (lines, 1e6), (lines[:2], 2e6), (lines[3:], 3e5):
+        told = node("curves.js", f"console.log(usualBudget({json.dumps(shown)}))")
+        assert float(told) == steps
+    told = node("site.js", """
         const rows = ["ppo kl", "ppo loss", "dqn kl"].map((text) => {
           const [algorithm, symptom] = text.split(" ");
           return { dataset: { algorithm, symptom } };
@@ -252,10 +245,8 @@ def test_filters_show_the_rows_that_have_what_is_chosen():
           filterRows(rows, chosen);
           return rows.map((row) => row.hidden ? 0 : 1).join("");
         });
-        console.log(shown.join(" "));"""]
-    done = subprocess.run(["node"], input="\n".join(script), capture_output=True, text=True,
-                          check=True)
-    assert done.stdout.split() == ["111", "110", "100", "101"]
+        console.log(shown.join(" "));""")
+    assert told.split() == ["111", "110", "100", "101"]
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
