@@ -38,16 +38,6 @@ def judge(monkeypatch, agrees):
     monkeypatch.setattr(suite, "verdicts", lambda: told)
 
 
-def test_few_seeds_are_marked_and_have_no_interval():
-    two = [result(seed, 10.0 * seed) for seed in (1, 2)]
-    (row,) = made("beside", groups(*two, result(1, 50.0, gamma=0.9)))
-    assert (row["seeds"], row["train100"]) == ("2*", "15.0")
-    (row,) = made("evals", groups(*two))
-    assert (row["seeds"], row["eval"]) == ("2*", "16.0")
-    (row,) = made("beside", groups(*two, result(3, 30.0)))
-    assert row["seeds"] == "3" and row["train100"].startswith("20.0 [")
-
-
 def test_a_table_may_leave_results_out():
     found = groups(result(1, 1.0), result(1, 2.0, env="MinAtar/Breakout-v1"))
     for patterns, kept in ("* !*/MinAtar/*", ["1.00"]), ("*/MinAtar/*", ["2.00"]):
