@@ -18,7 +18,7 @@ import torch
 from algos import ppo
 from tests import toy
 from tests.helpers import ROOT, refused, rows, run, same, steps
-from utils import files, play
+from utils import play
 from utils.errors import UsageError
 from utils.run import checkpoint, code, directory
 from utils.run.directory import has_changed
@@ -140,18 +140,6 @@ def test_before_every_call_of_the_system_there_is_a_whole_checkpoint(tmp_path):
     assert left == {(9, 9), (10, 9), (10, 10)}
 
 
-def test_the_newest_whole_folder_counts(tmp_path):
-    checkpoint.save_resume(tmp_path, 9, {"a": 9})
-    os.rename(tmp_path / "resume-9", tmp_path / "kept")
-    checkpoint.save_resume(tmp_path, 10, {"a": 10})
-    os.rename(tmp_path / "kept", tmp_path / "resume-9")                 # killed before deleting it
-    (tmp_path / "resume-11.tmp").mkdir()                                # killed while writing it
-    (tmp_path / "resume-11.tmp" / "rank0.pt").write_text("half")
-    assert checkpoint.load_resume(tmp_path) == (10, {"a": 10})
-    checkpoint.save_resume(tmp_path, 11, {"a": 11})
-    assert os.listdir(tmp_path) == ["resume-11"]
-
-
 @pytest.mark.parametrize("other,message", [
     (torch.nn.Linear(3, 2, bias=False), "bias is absent, not"),
     (torch.nn.Sequential(torch.nn.Linear(3, 2)), "weight is absent"),
@@ -162,17 +150,6 @@ def test_other_sizes_name_the_first_parameter(other, message):
     with pytest.raises(UsageError, match=f"run holds another network: its {message}"):
         checkpoint.load_into(module, other.state_dict(), "run")
     assert torch.equal(module.weight, before)
-
-
-# ---- Other files
-
-def test_nothing_is_left_of_a_file_that_ctrl_c_cuts_short(tmp_path):
-    path = tmp_path / "config.json"
-    files.write_text(path, "before")
-    with pytest.raises(KeyboardInterrupt), files.atomic_write(path) as file:
-        file.write(b"half of")
-        raise KeyboardInterrupt
-    assert path.read_text() == "before" and os.listdir(tmp_path) == ["config.json"]
 
 
 # ---- The code that a run keeps
