@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Space, Text, Tuple
+from gymnasium.spaces import Box, Dict, Space, Text, Tuple
 
 from algos import ppo, sac, sac_her
 from tests.envs import Ends, GoalEnds, Uneven
@@ -20,7 +20,7 @@ from utils.goals import NO_INFO, goal_env
 from utils.mpi import say_once
 from utils.nets import nature_cnn
 from utils.run.settings import with_version
-from utils.spaces import act_kind, image_layout, numeric
+from utils.spaces import act_kind, image_layout
 
 
 # ---- What is refused, before anything is written
@@ -104,29 +104,22 @@ class Mission(Space):
 MISSION, TWO = Mission(None, str), Box(-1, 1, (2,))
 
 
-@pytest.mark.parametrize("space,left", [
-    (Dict(mission=MISSION, at=TWO), Dict(at=TWO)), (MISSION, None), (Text(5), None),
-    (Dict([("z", TWO), ("a", Dict(b=Text(5), c=TWO))]), [("z", TWO), ("a", Dict(c=TWO))]),
-    (Dict(a=Text(5)), None), (Tuple((TWO, MISSION)), None), (Tuple((TWO, Discrete(2))), ...),
-])
-def test_what_is_no_number_is_left_out_of_a_dict(space, left):
-    left = Dict(left) if isinstance(left, list) else space if left is ... else left
-    assert numeric(space) == left and (left is None or list(numeric(space)) == list(left))
-
-
 def test_a_dict_with_a_text_is_played_without_it(capsys):
     say_once.cache_clear()
-    gym.register("Mission-v0", Uneven, kwargs={"obs": Dict(mission=MISSION, at=TWO), "act": TWO})
+    seen = Dict([("z", TWO), ("mission", MISSION), ("a", Dict(said=Text(5), at=TWO))])
+    gym.register("Mission-v0", Uneven, kwargs={"obs": seen, "act": TWO})
     cfg = ppo.Config(env="Mission-v0", hidden=(4,))
     vector = make_envs(cfg, 2)
-    assert vector.single_observation_space.shape == (2,)
+    assert vector.single_observation_space.parts == {"z": slice(0, 2), "a": slice(2, 4)}
     assert "what is no number is left out" in capsys.readouterr().out
     vector.reset(seed=1)
-    assert vector.step(vector.action_space.sample())[0].shape == (2, 2)
-    raw = {"mission": "get a key", "at": np.zeros(2, np.float32)}
+    assert vector.step(vector.action_space.sample())[0].shape == (2, 4)
+    zeros = np.zeros(2, np.float32)
+    raw = {"z": zeros, "mission": "get a key", "a": {"said": "no", "at": zeros}}
     assert agent_for(ppo, cfg).predict(raw).shape == (2,)
-    gym.spec("Mission-v0").kwargs["obs"] = MISSION
-    refused(agent_for, ppo, cfg, says="observation space")
+    for nothing in (MISSION, Dict(a=Text(5)), Tuple((TWO, MISSION))):
+        gym.spec("Mission-v0").kwargs["obs"] = nothing
+        refused(agent_for, ppo, cfg, says="observation space")
 
 
 # ---- Boxes of actions and of images
