@@ -13,9 +13,8 @@ from typing import Literal
 
 import pytest
 
-from algos import dqn, ppo, sac, vpg
+from algos import c51, ddpg, dqn, ppo, sac, vpg
 from tests.helpers import ROOT, name_of, not_on_windows, refused, run
-from tests.toy import Config
 from utils import mpi, play
 from utils.errors import UsageError
 from utils.load import find_module
@@ -179,39 +178,28 @@ def test_every_name_that_is_suggested_or_has_a_range_exists():
 
 # ---- Ranges
 
-@dataclass(frozen=True)
-class Many(Config):
-    """A setting of each kind."""
-
-    gamma: float = 0.9
-    clip_ratio: float = 1.0
-    act_noise: float = 0.0
-    epochs: int = 1
-    shift: float = 0.0  # of no kind: any number
-    buffer_size: int = 8
-
-
-@pytest.mark.parametrize("name,good,bad", [
-    ("clip_ratio", (1e-9, 7), (0, -1)), ("act_noise", (0, 9), (-1,)), ("epochs", (1, 9), (0,)),
-    ("shift", (-9, 0, 9), (float("nan"), float("inf"))),
-    ("gamma", (0, 1), (-0.1, 1.1)), ("lr", (1e-9,), (0,)), ("seed", (0,), (-1,)),
-    ("num_envs", (1,), (0, False)), ("total_steps", (1, 1e12), (0, 1.1e12, float("inf"))),
-    ("hidden", ((1, 2), ()), ((1, 0), (10**15,))), ("eval_every", (0,), (-1, 10**15)),
-    ("max_grad_norm", (None, 0), (-1.0,)),
+@pytest.mark.parametrize("algo,name,good,bad", [
+    (ppo, "clip_ratio", (1e-9, 7), (0, -1)), (ddpg, "act_noise", (0, 9), (-1,)),
+    (ppo, "epochs", (1, 9), (0,)), (c51, "v_min", (-9, 0, 9), (float("nan"), float("inf"))),
+    (ppo, "gamma", (0, 1), (-0.1, 1.1)), (ppo, "lr", (1e-9,), (0,)), (ppo, "seed", (0,), (-1,)),
+    (ppo, "num_envs", (1,), (0, False)), (ppo, "total_steps", (1, 1e12), (0, 1.1e12, float("inf"))),
+    (ppo, "hidden", ((1, 2), ()), ((1, 0), (10**15,))), (ppo, "eval_every", (0,), (-1, 10**15)),
+    (ddpg, "start_steps", (None, 0), (-1,)),
 ])
-def test_check_settings(name, good, bad):
+def test_check_settings(algo, name, good, bad):
     for value in good:
-        Many(**{name: value})
+        algo.Config(**{name: value})
     for value in bad:
         with pytest.raises(ValueError, match=f"{flag(name)} is "):  # from Python, a plain one
-            Many(**{name: value})
+            algo.Config(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["num_envs", "buffer_size"])
 def test_what_ranks_share_divides_by_them(name):
-    Many(**{"num_procs": 2, name: 6})
+    two = {"num_procs": 2, "num_envs": 2}
+    ddpg.Config(**two | {name: 6})
     said = f"{flag(name)} is 7; .* --num-procs, which is 2"
-    refused(Many, num_procs=2, **{name: 7}, says=said)
+    refused(ddpg.Config, **two | {name: 7}, says=said)
 
 
 @pytest.mark.parametrize("cores", [1, 6])
