@@ -184,16 +184,6 @@ def test_gaps_in_a_column_are_passed_over_and_a_half_written_line():
     assert run.x.tolist() == [10 * y for y in run.y] == list(range(30, 1000, 30))
 
 
-@pytest.mark.parametrize("x, first, end", [
-    ("steps", 10, 1000), ("episodes", 1, 100), ("time", 1, 100)])
-def test_x_axes(x, first, end):
-    write_run("runs/a")
-    (run,) = plot.load(asked(x=x))
-    assert (run.x[0], run.end) == (first, end)
-    (run,) = plot.load(asked(x=x, y="kl"))
-    assert run.x.tolist() == [end / 2, end] and run.y.tolist() == [0.5, 0.25]
-
-
 def test_time_runs_on_between_reports():
     """The log knows an episode only by the time of its report, which would draw a staircase."""
     folder = write_run("runs/a")
@@ -267,10 +257,6 @@ def test_interval_of_an_improvement_is_stratified():
     assert tuple(plot.interval([same, mixed], plot.improvement)) == tuple(expected)
     ends = plot.interval([same, same, mixed, np.full(5, 9.0)], plot.improvement)
     np.testing.assert_allclose(ends, expected / 2)
-
-
-def test_interquartile_mean_by_hand():
-    assert plot.STATISTICS["iqm"]([900.0, 3, 5, 1, 4, 6, 2, -70], axis=-1) == (2 + 3 + 4 + 5) / 4
 
 
 def test_the_table_and_its_marks(capsys):
