@@ -104,16 +104,3 @@ def test_a_file_system_that_caches_what_is_missing(train, tmp_path):
     for more in (["--total-steps", "1024"], ["--total-steps", "2048", "--resume"]):
         said = train(tmp_path / "run", *more, second=second)
         assert said.returncode == 0, said.stderr
-
-
-@pytest.mark.parametrize("second,message", [
-    ("mount -t tmpfs none {tmp}", "rank 1 on plain2 does not see --run-dir"),
-    ("mount --bind {tmp}/ppo.py algos/ppo.py", "rank 1 on plain2 has another algos.ppo"),
-    ("mount --bind {tmp}/nets.py utils/nets.py", "rank 1 on plain2 has another algos.ppo")])
-def test_hosts_that_differ_are_refused(train, tmp_path, second, message):
-    for name in ("algos/ppo.py", "utils/nets.py"):
-        text = Path(ROOT, name).read_text()
-        (tmp_path / Path(name).name).write_text(f"{text}\nOTHER = 1\n")
-    said = train(tmp_path / "run", second=second.format(tmp=tmp_path))
-    assert said.returncode == 2 and message in said.stderr, said.stderr
-    assert not (tmp_path / "run/progress.csv").exists()
