@@ -74,10 +74,13 @@ THEIRS = {"num_envs": "n_envs", "lam": "gae_lambda", "minibatch_size": "batch_si
     ("dqn_atari", "ALE/Pong-v5", DQN | {"update_every": 8, "anneal_lr": True},
      {"exploration_fraction": 0.5})])
 def test_the_peer_has_our_settings(algo, env, ours, more):
-    """Every number differs from the default, so that it has to come from our Config."""
+    """Every number differs from the default, so that it has to come from our Config.
+
+    But for returns some peers keep their own settings.
+    """
     for name in ("ale_py", "sb3_contrib"):
         pytest.importorskip(name)
-    from benchmarks.sb3 import make_peer
+    from benchmarks.sb3 import OWN, make_peer
 
     cfg, default = module(algo).Config.for_env(env, **ours), module(algo).Config.for_env(env)
     assert not [name for name, x in ours.items() if getattr(default, name) == x]
@@ -90,18 +93,8 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
             x / 2 if name == "learning_rate" and getattr(cfg, "anneal_lr", False) else x), name
     if "std_init" in ours:
         assert peer.policy.log_std.exp().detach().tolist() == pytest.approx([ours["std_init"]])
-
-
-def test_peers_keep_their_own_settings_for_returns_where_these_suit_them():
-    pytest.importorskip("sb3_contrib")
-    from benchmarks.sb3 import OWN, make_peer
-
-    for algo, own in OWN.items():
-        peer = make_peer(algo, module(algo).Config.for_env("HalfCheetah-v4"))
-        assert {name: getattr(peer, name) for name in own} == own
-    assert peer.target_kl == 0.04               # TRPO's in RL Zoo; the others have ours
-    assert make_peer("trpo", module("trpo").Config.for_env("Hopper-v4")).target_kl == 0.01
-    assert speed.SETTINGS["dqn_atari"]["double"] is False       # which the peer is not
+    own, peer = OWN.get(algo, {}), make_peer(algo, cfg)
+    assert {name: getattr(peer, name) for name in own} == own
 
 
 def test_a_peer_may_be_of_another_library():
