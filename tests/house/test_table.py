@@ -118,13 +118,6 @@ def test_games_stand_beside_published_figures_by_the_same_rules_alone():
         "22.0 (OpenAI Baselines' Atari page)"}
 
 
-def test_figures_of_games_have_the_published_ends_and_sticky_rows_have_none():
-    curve = [[1e4 * k, 1.0] for k in range(100)]
-    run = game(1, 20.0) | {"id": "one", "curve": curve, "settings": {}}
-    table.curves(groups(run), Path("games.svg"))
-    assert "ppo, published" in Path("games.svg").read_text()
-
-
 def test_commands_of_the_settings_that_a_marker_names():
     settings = {"gamma": 0.9, "norm_adv": False, "hidden": [64, 32]}
     found = groups(result(1, 1.0, **settings), result(2, 3.0, **settings),
