@@ -154,24 +154,6 @@ def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkey
     assert seed_of(2, 1, 2048) == seeds[21] and max(seeds) + 1000 < 2**32
 
 
-def test_together_passes_results_and_failures_on(monkeypatch):
-    assert launch.together(max, 1, 2) == 2
-    assert launch.together(None, 1) is None
-    with pytest.raises(ZeroDivisionError):
-        launch.together(divmod, 1, 0)
-    monkeypatch.setattr(mpi, "gather", lambda value: [value, (True, "no such run")])
-    refused(launch.together, max, 1, 2, says="no such run")
-
-
-def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
-    names = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "HYDI_CONTROL_FD",
-             "HYDRA_LAUNCHER", "PLAINRL_PROCS"]
-    for name in [*names, "MUJOCO_GL", "IMPI"]:
-        monkeypatch.setenv(name, "1")
-    env = launch.clean_env()
-    assert not set(names) & set(env) and {"PATH", "MUJOCO_GL", "IMPI"} <= set(env)
-
-
 # ---- The launcher
 
 @pytest.fixture
