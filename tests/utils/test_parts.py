@@ -15,7 +15,7 @@ from utils.envs import make_envs
 from utils.mpi import RunningStats
 from utils.nets import Categoricals, ObsStats, cnn_out, head_sizes, make_encoder, nature_cnn
 from utils.play import Play, load_agent, main as play
-from utils.spaces import FlatBox, Parts, num_acts, obs_kind
+from utils.spaces import FlatBox, Numbered, Parts, num_acts, obs_kind
 
 SMALL, LARGE = Box(0, 255, (3, 9, 8), np.uint8), Box(0, 255, (36, 40, 1), np.uint8)
 TWO, BITS = Box(-9, 9, (2,)), Box(0, 255, (2,), np.uint8)
@@ -53,12 +53,7 @@ def test_each_image_of_a_dict_has_an_encoder_of_its_own():
     alone[1].load_state_dict(net[2][1].state_dict())
     close(features, torch.cat([obs[:, :2], alone[0](small), alone[1](large), obs[:, -5:]], 1))
     assert head_sizes(flat, (7, 6)) == (features.shape[1], 7, 6) == (2 + 128 + 512 + 5, 7, 6)
-
-
-def test_an_image_alone_and_a_vector_are_encoded_as_before():
     assert head_sizes(LARGE, (7,)) == cnn_out(LARGE) and head_sizes(TWO, (7,)) == (2, 7)
-    assert make_encoder(LARGE).state_dict().keys() == nature_cnn(LARGE).state_dict().keys()
-    assert not make_encoder(TWO).state_dict()
 
 
 def test_statistics_are_those_of_all_that_is_no_image():
@@ -126,12 +121,14 @@ def test_a_distribution_of_parts_is_that_of_independent_choices():
 @pytest.mark.parametrize("own,first", [
     (CHOICES, {"x": (-1, np.int8([0, 0])), "go": np.array([0, 0])}),
     (MultiDiscrete([[2, 3]], start=[[5, 0]]), np.array([[5, 0]])),
-    (MultiBinary([2, 2]), np.zeros((2, 2), np.int8)), (Tuple((Discrete(2), Discrete(3))), (0, 0))])
-def test_parts_stand_for_the_actions_of_the_environment(own, first):
+    (MultiBinary([2, 2]), np.zeros((2, 2), np.int8)), (Tuple((Discrete(2), Discrete(3))), (0, 0)),
+    (Discrete(3, start=-1), -1)])
+def test_parts_and_numbers_stand_for_the_actions_of_the_environment(own, first):
     parts = Parts(own)
     every = np.stack(np.unravel_index(np.arange(num_acts(own)), parts.nvec), -1)
     acts = [parts.own_act(each) for each in every]
     assert all(act in own for act in acts) and len({repr(act) for act in acts}) == num_acts(own)
+    assert repr([Numbered(own).own_act(k) for k in range(num_acts(own))]) == repr(acts)
     assert first in own and repr(gym.spaces.flatten(own, acts[0])) == repr(
         gym.spaces.flatten(own, first))
 
