@@ -1,8 +1,5 @@
 """What a run writes: progress.csv, episodes.csv, TensorBoard and the console."""
-import io
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +7,6 @@ import torch
 
 from tests.helpers import rows
 from tests.toy import Config, Stop, start, train
-from utils import logger
 from utils.run import checkpoint
 from utils.run.directory import find_run_dir
 from utils.run.settings import parse
@@ -38,17 +34,6 @@ def test_statistics_are_those_of_numpy(log):
     assert [row[name] for name in ("count", "loss", "flag")] == ["3.5", "1.5", "1.0"]
     assert row["half"] == repr(float(np.float32(0.1))) and row["list_mean"] == "1.5"
     assert not any(name.startswith("none") for name in row)
-
-
-@pytest.mark.parametrize("sizes", [(5, 1, 0, 300), ((), 2), (2, ())])
-def test_statistics_of_ranks_are_those_of_all(sizes):
-    """An array of one rank alone makes a distribution of all."""
-    generator = np.random.default_rng(1)
-    parts = [torch.tensor(generator.normal(1e6, 1e-3, size)) for size in sizes]
-    merged = logger.merge("a", [logger.summarize([part]) for part in parts])
-    flat = np.concatenate([part.ravel() for part in parts])
-    assert merged == pytest.approx({"a_mean": flat.mean(), "a_std": flat.std(),
-                                    "a_min": flat.min(), "a_max": flat.max()}, rel=1e-9)
 
 
 def test_stored_buffers_may_be_used_again(log):
@@ -85,17 +70,6 @@ def test_success_of_episodes_that_tell_it(log, capsys):
     titles = [line.split() for line in capsys.readouterr().out.splitlines() if "step" in line]
     assert "success" not in titles[0] and titles[1][4] == "success"
     assert titles[2][4:7] == ["success", "eval_ret", "a0"]
-
-
-def test_a_late_column_is_empty_before(log):
-    log.advance(100, a=1.0)
-    log.advance(100, a=0.1, b=2.0)
-    log.advance(100, c=torch.ones(2), a=0.3)
-    assert [row["b"] for row in rows()] == ["", "2.0", ""]
-    assert [row["c_std"] for row in rows()] == ["", "", "0.0"]
-    assert [row["a"] for row in rows()] == ["1.0", "0.1", "0.3"]    # the shortest text
-    lines = Path("run/progress.csv").read_text().splitlines()
-    assert len({line.count(",") for line in lines}) == 1
 
 
 @pytest.mark.parametrize("name,value,episodes", [
@@ -147,15 +121,6 @@ def test_a_long_run_has_fifty_lines_with_means(capsys):
     assert lines.count(["step", "steps/s", "ep_ret", "ep_len", "loss"]) == 3
     assert [line[2:] for line in table[:2]] == [["5", "9", "5"], ["13", "9", "12.5"]]
     assert len(rows()) == 400
-
-
-def test_bar_on_a_terminal(monkeypatch, capsys):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    train(Config())
-    assert "800/800" in terminal.getvalue()
-    assert "ep_ret" in capsys.readouterr().out
 
 
 @dataclass(frozen=True)
