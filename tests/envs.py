@@ -65,14 +65,21 @@ class Counter(gym.Env):
         super().reset(seed=seed)
         self.seeds.append(seed)
         self.episode, self.time = self.episode + 1, 0
-        return self.observe(), {}
+        return self.observe(), self.info()
+
+    def info(self):
+        """What Gymnasium's vector environments cannot join, or keep for others."""
+        return {"episode": 7, "final_obs": 3, "_is_success": 1, "path": np.zeros(self.number)}
 
     def step(self, act):
         self.acts.append(np.copy(act))
+        if isinstance(act, np.ndarray):
+            act += 99                   # as by clipping in place
         self.time += 1
         how = end(self.number, self.episode) if self.time == self.length() else ""
         rew = reward(self.number, self.episode, self.time)
-        return self.observe(), rew, how in ("terminated", "both"), how in ("truncated", "both"), {}
+        terminated, truncated = how in ("terminated", "both"), how in ("truncated", "both")
+        return self.observe(), rew, terminated, truncated, self.info()
 
     def length(self):
         return length(self.number, self.episode)
@@ -112,13 +119,13 @@ class GoalCounter(Counter):
         return {"observation": obs, "achieved_goal": -1 - obs, "desired_goal": goal}
 
     def reset(self, seed=None, options=None):
-        obs, _ = super().reset(seed=seed)
-        return obs, {"is_success": self.episode % 2 == 0}
+        obs, info = super().reset(seed=seed)
+        return obs, info | {"is_success": self.episode % 2 == 0}
 
     def step(self, act):
-        *rest, terminated, truncated, _ = super().step(act)
+        *rest, terminated, truncated, info = super().step(act)
         even, ended = self.episode % 2 == 0, terminated or truncated
-        return *rest, terminated, truncated, {"is_success": even == ended}
+        return *rest, terminated, truncated, info | {"is_success": even == ended}
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         """It takes batches, and each number of each goal counts on its own."""
