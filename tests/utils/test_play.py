@@ -141,20 +141,6 @@ def frames(file):
     return np.stack([np.asarray(frame) for frame in imageio.get_reader(file)])
 
 
-@pytest.mark.parametrize("returns,wide", [([1, 9], True), ([-9, -1], True), ([8, 9], False)])
-def test_a_film_of_one_of_many_returns_says_so(trained, capsys, monkeypatch, returns, wide):
-    """The film may show a poor episode of a policy that is often good."""
-    monkeypatch.setattr(play, "evaluate", lambda *args, **kwargs: (np.array(returns), np.ones(2)))
-    monkeypatch.setattr(play, "write_video", lambda *args: (returns[0], 1))
-    for more in ({}, {"stochastic": True}):
-        play.main(play.Play(str(trained["CartPole-v1"][0]), 2, video="run.gif", **more))
-        said = capsys.readouterr().out.splitlines()[-1]
-        assert ("--seed 2 films another" in said) == wide
-        assert ("--stochastic" in said) == (wide and not more)
-    play.main(play.Play(str(trained["CartPole-v1"][0]), 2))
-    assert "film" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_a_video_shows_the_first_evaluated_episode(trained, env, capsys):
     Path("folder").mkdir()
