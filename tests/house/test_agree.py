@@ -67,6 +67,14 @@ def test_a_run_that_ends_before_it_learns_gives_no_verdict(trees):
         agree.ask(ROW | {"changed": {"gamma": 0.8}}, [3])
 
 
+def test_a_prefix_ends_with_the_third_report_that_has_learning_in_it():
+    Path("progress.csv").write_text("step,time,q_loss,eps\n1,1,,1\n2,2,1,1\n3,3,,1\n4,4,1,1\n")
+    assert agree.reports(Path("progress.csv")) == agree.reports(Path("none.csv")) == {}
+    with open("progress.csv", "a") as file:
+        file.write("5,5,2,1\n6,6,2,1\n")
+    assert agree.reports(Path("progress.csv"))["step"].tolist() == [1, 2, 3, 4, 5]
+
+
 def test_a_number_is_compared_relative_to_its_column():
     old = {"time": np.array([1.0, 2.0]), "kl": np.array([1e-9, 1.0]), "ret": np.array([np.nan, 5])}
     assert agree.difference(old, old | {"time": np.zeros(2), "new": np.ones(2)})[0] == 0
