@@ -371,8 +371,9 @@ class Agent(Policy):  # which adds predict(obs)
         for part in mask.split(self.sizes, -1):
             wrong = wrong | ~part.any(-1)
         if wrong.any():
-            raise UsageError(f"the observation has action_mask {mask[wrong][0].tolist()}; "
-                             "it takes 0 and 1, and a 1 before the end of an episode")
+            raise UsageError("the observation has action_mask "
+                             f"{mask[wrong][0].tolist()}; it takes 0 and 1, and a 1 "
+                             "before the end of an episode")
         pi = self.policy(self.encoder(self.normalize_obs(obs)))
         return pi.mode if deterministic else pi.sample()
 

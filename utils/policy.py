@@ -89,7 +89,7 @@ def check_spaces(obs_space, act_space, takes):
     """UsageError unless both spaces are of a kind that `takes`, of a Policy, names."""
     kinds = obs_kind(obs_space), act_kind(act_space)
     if fits(kinds[0], "mask") and not fits(takes["obs"], "mask"):
-        say_once("observations: action_mask is learned from, not obeyed; ppo_mask obeys it")
+        say_once("observations: action_mask is an input here, not obeyed (docs/howto.md)")
     sides = (("observation", obs_space, kinds[0], takes["obs"]),
              ("action", act_space, kinds[1], takes["act"]))
     for side, space, kind, wanted in sides:

@@ -274,7 +274,7 @@ def test_what_a_dict_may_not_mean_is_said(capsys):
     agent_for(ppo, uneven(space, Discrete(3)))
     said = capsys.readouterr().out
     assert "images: camera has floats, [6, 6, 3], so it is no image here" in said
-    assert "action_mask is learned from, not obeyed; ppo_mask obeys it" in said
+    assert "action_mask is an input here, not obeyed" in said
     say_once.cache_clear()
     both = Dict(observation=SQUARE, action_mask=MultiBinary(3))
     agent_for(ppo_mask, ppo_mask.Config(env=uneven(both, Discrete(3)).env))
