@@ -9,6 +9,8 @@
     tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint before it
                               is reached: --env-kwargs '{"bits": 10}'
     tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
+    tasks:Rooms-v0            find the way through rooms, without a hint: --env-kwargs
+                              '{"rooms": 4, "size": 7}'
     tasks:Line-v0             ten steps along a line to 0
     tasks:Sums-v0             a text task: "3+5=" wants "8"
     tasks:Brackets-v0         a text task: "([" wants a text that closes them, such as "])"
@@ -145,6 +147,48 @@ class Tour(gym.Env):
         return {"observation": far, "action_mask": self.left.copy()}
 
 
+class Rooms(gym.Env):
+    """Walk through rooms in a row, of size x size cells, to the far corner of the last one.
+
+    Walls divide the rooms. The first wall has a door in the top row, the second one in the bottom
+    row, and so on. A door takes a step of its own. Actions are up, down, left and right; who walks
+    into a wall stays. The observation is the column and the row, each one-hot. The reward is 1 at
+    the goal, which ends the episode, and else 0, so nothing is learned before it is found.
+    """
+
+    moves = (0, -1), (0, 1), (-1, 0), (1, 0)  # of column and row
+
+    def __init__(self, rooms: int = 4, size: int = 7):
+        self.size, self.width = size, rooms * (size + 1) - 1  # one column per wall
+        self.observation_space = gym.spaces.Box(0, 1, (self.width + size,))
+        self.action_space = gym.spaces.Discrete(4)
+        self.goal = self.width - 1, size - 1 if rooms % 2 == 0 else 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.y = 0, self.size - 1  # bottom left
+        return self.observe(), {}
+
+    def step(self, act):
+        x, y = self.x + self.moves[act][0], self.y + self.moves[act][1]
+        if 0 <= x < self.width and 0 <= y < self.size and y in self.open_rows(x):
+            self.x, self.y = x, y
+        found = (self.x, self.y) == self.goal
+        return self.observe(), float(found), found, False, {}
+
+    def open_rows(self, x):
+        """Return which cells of a column are no wall."""
+        number, place = divmod(x, self.size + 1)
+        if place < self.size:
+            return range(self.size)
+        return [0] if number % 2 == 0 else [self.size - 1]
+
+    def observe(self):
+        obs = np.zeros(self.width + self.size, np.float32)
+        obs[[self.x, self.width + self.y]] = 1
+        return obs
+
+
 class Text(gym.Env):
     """A prompt, to which one action is the whole answer. A right answer earns 1, another one 0.
 
@@ -222,5 +266,6 @@ gym.register("Recall-v0", f"{__name__}:Recall")
 gym.register("Scaled-v0", f"{__name__}:scaled")
 gym.register("BitFlip-v0", f"{__name__}:BitFlip")
 gym.register("Tour-v0", f"{__name__}:Tour", max_episode_steps=40)
+gym.register("Rooms-v0", f"{__name__}:Rooms", max_episode_steps=300)
 gym.register("Sums-v0", f"{__name__}:Sums")
 gym.register("Brackets-v0", f"{__name__}:Brackets")

@@ -40,6 +40,32 @@ def test_recall_pays_for_the_first_observation_at_the_end(delay):
     assert signs == {-1, 1}
 
 
+def test_rooms_pay_at_the_end_of_the_way_through_all_doors():
+    """Three rooms of two columns: doors are above, then below. Any other way ends at a wall."""
+    env = gym.make("tasks:Rooms-v0", rooms=3, size=2)
+    up, down, left, right = range(4)
+    obs, _ = env.reset(seed=1)
+    seen = [obs]
+    way = [(right, 1), (right, 0), (up, 1), (up, 0), (right, 1), (down, 0), (right, 1), (right, 1),
+           (right, 0), (down, 1), (right, 1), (up, 0), (right, 1), (right, 1), (up, 1)]
+    for act, moves in way:
+        obs, rew, terminated, truncated, _ = env.step(act)
+        assert (obs != seen[-1]).any() == moves and not truncated
+        at_goal = obs[[7, 8]].all()                             # the last column, the top row
+        assert rew == terminated == at_goal
+        seen.append(obs)
+    assert at_goal and (np.sum(seen, 1) == 2).all() and all(obs in env.observation_space
+                                                            for obs in seen)
+
+
+def test_rooms_end_after_300_steps_without_a_reward():
+    env = gym.make("tasks:Rooms-v0")
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (4 * 8 - 1 + 7,) and obs[[0, 31 + 6]].all()
+    ends = [env.step(env.action_space.sample())[1:4] for _ in range(300)]
+    assert ends == 299 * [(0, False, False)] + [(0, False, True)]
+
+
 def test_bit_flip_flips_the_bit_of_the_largest_number():
     env = gym.make("tasks:BitFlip-v0", bits=4)
     obs, info = env.reset(seed=1)
