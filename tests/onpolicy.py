@@ -9,13 +9,13 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
+from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, ppo_rnd, trpo, vpg
 from tests.helpers import BOX, VECTOR, name_of, noted, shaken, write_demos
 from utils.nets import SquashedGaussian
 from utils.optim import Adam, RMSProp
 
 ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
-            "ppo_popart": ppo_popart, "ppo_lstm": ppo_lstm, "gail": gail}
+            "ppo_popart": ppo_popart, "ppo_lstm": ppo_lstm, "ppo_rnd": ppo_rnd, "gail": gail}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
@@ -68,6 +68,9 @@ def make_rollout(algo, agent, seed=0):
         with torch.no_grad():
             logits = agent.actor(agent.encoder(agent.normalize_obs(obs).flatten(0, 1)))
         more = [logits.log_softmax(-1).unflatten(0, (steps, envs))]
+    if algo is ppo_rnd:                                         # new: where the agent acts next
+        more = [torch.rand(steps, envs), successor[-1:].clone()]
+        return ppo_rnd.IntrinsicRollout(obs, act, rew, next_obs, terminated, done, *more)
     return algo.Rollout(obs, act, rew, next_obs, terminated, done, *more)
 
 
@@ -83,7 +86,7 @@ def make_optimizers(algo, agent, make=None):
     if name_of(algo) in ("a2c", "acer"):
         made = type("Made", (make, RMSProp), {}) if make else RMSProp   # as annotations require
         return [made(agent)]
-    params = agent.policy_parameters() if algo is gail else agent
+    params = agent.policy_parameters() if algo in (gail, ppo_rnd) else agent
     return [make(params) if make else Adam(params, eps=1e-5)]
 
 

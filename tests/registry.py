@@ -37,6 +37,7 @@ class Row:
     probed: dict = field(default_factory=dict)                  # with these it learns the probes
     episodes: bool = False                                      # it learns from whole returns alone
     procs: bool = True                                          # several may train one agent
+    fixed: str = ""                                             # a part that nothing trains
 
 
 ALGOS = {
@@ -57,6 +58,7 @@ ALGOS = {
     "ppo_popart": Row("ppo"),
     "ppo_lstm": Row("ppo"),
     "ppo_mask": Row("ppo", "mask"),
+    "ppo_rnd": Row("ppo", learns=("update", "update_predictor"), fixed="target"),
     "gail": Row("ppo", "box discrete", learns=("update_disc", "update")),
     "bc": Row(""),
     "ars": Row("", "box discrete", {"directions": 2}, episodes=True),

@@ -130,6 +130,7 @@ def test_the_first_policy_prefers_nothing(name, kind):
     """Weights keep the length of what passes through, but for the last ones of the policy."""
     agent = ALGOS[name].Agent(*SPACES[kind], config(ALGOS[name]))
     gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 0.0 if ALGOS[name] is ppo_popart else 1.0}
+    gains |= {agent.int_critic[-1]: 1.0} if name == "ppo_rnd" else {}
     layers = [layer for name, layer in agent.named_modules()
               if hasattr(layer, "weight") and not name.startswith("disc.")]
     for layer in layers:
@@ -278,7 +279,7 @@ WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no acti
     "vpg": {"critic"}, "trpo": {"critic"},
     "a2c": {"critic", "encoder"}, "acktr": {"critic", "encoder"}, "ppo": {"critic", "encoder"},
     "ppo_popart": {"critic", "encoder", "num_rollouts", "loc", "square"},
-    "ppo_lstm": {"critic", "lstm", "embed"},
+    "ppo_lstm": {"critic", "lstm", "embed"}, "ppo_rnd": {"critic", "int_critic", "encoder"},
 }
 
 
@@ -294,7 +295,7 @@ def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
         return val, torch.zeros_like(adv), ret
 
     monkeypatch.setattr(algo, targets, no_advantage)
-    agent = make_agent(algo, "images", norm_adv=False, ent_coef=0.0)
+    agent = make_agent(algo, "images", norm_adv=False, ent_coef=0.0, int_coef=0.0)
     before = copies(agent)
     learn(algo, agent, make_rollout(algo, agent), lr=1e-2)
     assert {each.partition(".")[0] for each in moved(before, agent)} == WITHOUT_ADVANTAGE[name]
