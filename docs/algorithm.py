@@ -21,7 +21,7 @@ LETTERS = {
     "prompt": "tokens of a prompt", "answer": "tokens of an answer, at most",
     "text": "tokens of prompt and answer", "groups": "prompts", "G": "answers to a prompt",
     "*obs": "the shape of one observation", "*act": "the shape of one action",
-    "*shape": "any further dimensions", "1": "one column", "2": "h and c of the LSTM",
+    "*shape": "any further dimensions", "1": "one row or column", "2": "h and c of the LSTM",
 }
 DTYPES = {"Float32", "Float64", "Int64", "Shaped"}
 
