@@ -10,7 +10,7 @@
                               is reached: --env-kwargs '{"bits": 10}'
     tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
     tasks:Rooms-v0            find the way through rooms, without a hint: --env-kwargs
-                              '{"rooms": 4, "size": 7}'
+                              '{"rooms": 6, "size": 9}'
     tasks:Line-v0             ten steps along a line to 0
     tasks:Sums-v0             a text task: "3+5=" wants "8"
     tasks:Brackets-v0         a text task: "([" wants a text that closes them, such as "])"
@@ -158,7 +158,7 @@ class Rooms(gym.Env):
 
     moves = (0, -1), (0, 1), (-1, 0), (1, 0)  # of column and row
 
-    def __init__(self, rooms: int = 4, size: int = 7):
+    def __init__(self, rooms: int = 6, size: int = 9):
         self.size, self.width = size, rooms * (size + 1) - 1  # one column per wall
         self.observation_space = gym.spaces.Box(0, 1, (self.width + size,))
         self.action_space = gym.spaces.Discrete(4)

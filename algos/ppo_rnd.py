@@ -1,7 +1,7 @@
 """PPO with random network distillation (RND).  Burda et al. 2018, arXiv:1810.12894.
 
 The problem. PPO learns from rewards that its policy meets by chance. If the first one
-is fifty right steps away, it meets none, and nothing tells it where to look.
+is a hundred right steps away, it meets none, and nothing tells it where to look.
 
 The idea. Reward what is new. A network f with random weights, which never change, maps
 observations to features. A predictor learns f's features of the observations that the
@@ -18,12 +18,13 @@ An iteration of `train`:
     update_predictor     one Adam step of the predictor for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures, besides those of ppo.py. The paper acts at random before it starts, to know
-the mean and deviation of observations. Here the first rollout tells them: its policy is
-nearly uniform. The predictor makes one pass with an optimizer of its own, instead of
-four over random quarters. It sees all stacked frames of a game, not only the last.
+Departures, besides those of ppo.py. The first rollout stands for the paper's random
+steps (`add_intrinsic`). The predictor makes one pass, not four over random quarters.
 
-Run   python -m algos.ppo_rnd --env tasks:Rooms-v0 --total-steps 1e5
+Healthy values. `pred_loss` falls, and rises when new places are found: on Rooms-v0
+from 0.8 to 0.2, and to 0.3 before the first reward.
+
+Run   python -m algos.ppo_rnd --env tasks:Rooms-v0 --total-steps 2e5
 Diff  diff algos/ppo.py algos/ppo_rnd.py
 """
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 
 @dataclass(frozen=True)
-class IntrinsicRollout(Rollout):
+class IntrinsicRollout(Rollout):  # with what A_i and R_i need besides
     int_rew: PerStep  # i
     last_obs: Shaped[Tensor, "1 N *obs"]  # where the agent acts after the rollout
 
@@ -431,12 +432,12 @@ class Agent(Policy):  # which adds predict(obs)
         return [param for name, param in named if not name.startswith("predictor.")]
 
     def novelty_inputs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what f and the predictor take: normalised, clipped at 5.
+        """Raw observations x -> what f and the predictor take.
 
-        f cannot learn to live with a large number, or to see a small one.
+        clip((x - mean) / std, -5, 5), also of pixels, as f cannot adapt to their scale.
         """
         inputs = self.novelty_stats.normalize(obs).clamp(-5, 5)
-        return inputs * 255 if self.obs_stats.image else inputs  # as encoders divide
+        return inputs * 255 if self.obs_stats.image else inputs  # encoders divide by it
 
     def novelty(self, inputs: Inputs) -> PerSample:
         """e(s) = mean_j (predictor_j(s) - f_j(s))^2, over all features j."""
@@ -448,11 +449,12 @@ class Agent(Policy):  # which adds predict(obs)
 
             i_t = e(s'_t) / std(J),  where J_t = e(s'_t) + int_gamma J_{t-1}
 
-        J varies as returns of e do. Ends of episodes cut neither. The mean of e is not
-        subtracted: what is known pays nothing, all else pays.
+        J varies as returns of e do, and ends of episodes cut neither. The mean of e is
+        not subtracted, so no step has a negative i. Before training, the paper measures
+        observations by random steps. Here the first rollout is nearly that.
         """
         next_obs = rollout.next_obs.flatten(0, 1)  # [T, N, ...] -> [TN, ...]
-        self.novelty_stats.update(next_obs)  # first: at the start they know nothing
+        self.novelty_stats.update(next_obs)  # at once: f needs them from the start
         novelty = self.novelty(self.novelty_inputs(next_obs)).view_as(rollout.rew)
         sums = [self.int_sum.expand_as(novelty[0])]
         for row in novelty:

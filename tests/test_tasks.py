@@ -61,7 +61,7 @@ def test_rooms_pay_at_the_end_of_the_way_through_all_doors():
 def test_rooms_end_after_300_steps_without_a_reward():
     env = gym.make("tasks:Rooms-v0")
     obs, _ = env.reset(seed=1)
-    assert obs.shape == (4 * 8 - 1 + 7,) and obs[[0, 31 + 6]].all()
+    assert obs.shape == (6 * 10 - 1 + 9,) and obs[[0, 59 + 8]].all()
     ends = [env.step(env.action_space.sample())[1:4] for _ in range(300)]
     assert ends == 299 * [(0, False, False)] + [(0, False, True)]
 
