@@ -104,7 +104,10 @@ def value(agent, obs):
         q = agent.critic(obs)
         return (q.exp() @ agent.atoms if hasattr(agent, "atoms") else q).max().item()
     if hasattr(agent, "random_act"):  # DDPG and its children
-        q = agent.critic(obs, agent.act(obs, deterministic=True))
+        act = agent.act(obs, deterministic=True)
+        if hasattr(agent, "num_acts"):  # SAC-Discrete: a Q for each action
+            return agent.critic(obs)[0][0, act].item()
+        q = agent.critic(obs, act)
         return (q[0] if isinstance(q, tuple) else q).item()
     obs = agent.normalize_obs(obs)
     if hasattr(agent, "lstm"):

@@ -74,6 +74,7 @@ ALGOS = {
     "td3": Row("ddpg", "box"),
     "sac": Row("td3", "box"),
     "sac_her": Row("sac", "goal"),
+    "sac_discrete": Row("sac", "discrete image", probed={"learn_alpha": True, "alpha": 1.0}),
     "crossq": Row("sac", "box", {"warm_up": 5, "critic_hidden": (8, 8)}, procs=False),
 }
 

@@ -62,7 +62,7 @@ def test_pixels(name, bf16):
     """Four times as good as by chance, in seconds."""
     algo = module(name)
     known = {each.name for each in dataclasses.fields(algo.Config)}
-    settings = FROM_A_BUFFER if "target_every" in known else IN_ROLLOUTS
+    settings = FROM_A_BUFFER if "start_steps" in known else IN_ROLLOUTS
     settings = {k: v for k, v in settings.items() if k in known} | OWN.get(name, {}) | QUICK
     if "demos" in settings:
         env = gym.make("tests.envs:Bright-v0").unwrapped
