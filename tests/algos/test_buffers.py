@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from hypothesis import given, settings as how, strategies as st
 from scipy import stats
 
-from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_her, td3
+from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_discrete, sac_her, td3
 from tests.helpers import VECTOR, close, name_of, refused
 from utils import mpi
 from utils.run import checkpoint
@@ -23,7 +23,8 @@ few = how(max_examples=25, deadline=None, derandomize=True, database=None)
 rings = pytest.mark.parametrize("algo,kind", [
     (ddpg, "vector"), (td3, "vector"), (sac, "vector"), (dqn, "vector"), (dqn, "image"),
     (dqn_per, "vector"), (dqn_per, "image"), (c51, "vector"), (c51, "image"),
-    (qr_dqn, "vector"), (qr_dqn, "image")], ids=lambda x: x if type(x) is str else name_of(x))
+    (qr_dqn, "vector"), (qr_dqn, "image"), (sac_discrete, "vector"), (sac_discrete, "image")],
+    ids=lambda x: x if type(x) is str else name_of(x))
 # How many steps are stored, then whether the buffer is saved and loaded into another one.
 calls = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=5)
 
@@ -32,6 +33,8 @@ def make(algo, capacity, kind="vector", device=CPU):
     space = IMAGE if kind == "image" else VECTOR
     if algo is dqn_per:
         return algo.PrioritizedBuffer(capacity, space, device)
+    if algo is sac_discrete:
+        return algo.DiscreteBuffer(capacity, space, device)
     return (algo.ReplayBuffer(capacity, space, device) if algo in (dqn, c51, qr_dqn)
             else algo.ReplayBuffer(capacity, 3, 2, device))
 
@@ -43,7 +46,7 @@ def transitions(algo, numbers, kind="vector"):
     obs = np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
     obs = obs.astype(np.uint8 if kind == "image" else np.float64)
     box = np.stack([numbers / 1e3, -numbers / 1e3], 1).astype(np.float32)
-    discrete = algo in (c51, dqn, dqn_atari, dqn_per, qr_dqn)
+    discrete = algo in (c51, dqn, dqn_atari, dqn_per, qr_dqn, sac_discrete)
     return {"obs": obs, "act": numbers % 4 if discrete else box, "rew": numbers.astype(np.float64),
             "next_obs": obs + obs.dtype.type(1), "terminated": numbers % 3 == 0}
 
@@ -118,7 +121,7 @@ def test_ring_refuses_columns_for_rows(algo, kind):
 @rings
 def test_ring_tells_its_memory_and_refuses_what_cannot_fit(algo, kind, capsys):
     obs = 2 * 36 * 36 if kind == "image" else 3 * 4
-    need = 2 * obs + (8 if "dqn" in name_of(algo) else 2 * 4) + 4 + 4
+    need = 2 * obs + 8 + 4 + 4                                  # an index, or two numbers
     buffer = make(algo, 1_000_000, kind)
     assert sum(column.nbytes for column in buffer.columns.values()) == need * 1_000_000
     size = f"{need / 1e3:.2f} GB" if kind == "image" else f"{need} MB"

@@ -1,0 +1,224 @@
+"""algos/sac_discrete.py against loops over samples and actions, and against closed forms."""
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+from jaxtyping import TypeCheckError
+from scipy import stats
+
+from algos import sac_discrete
+from tests.helpers import VECTOR, bare, close, noted, quick, refused, vec
+from tests.offpolicy import dqn_agent, dqn_batch, fits, flat, gradient_in, make_optimizers, update
+
+each_kind = pytest.mark.parametrize("kind", ["vector", "film", "image"])
+
+
+def make_agent(kind="vector", algo=sac_discrete, **settings):
+    agent = dqn_agent(algo, kind, **settings)
+    agent.log_alpha.data.fill_(-0.5)
+    return agent
+
+
+def make_batch(kind="vector", algo=sac_discrete, **given):
+    return dqn_batch(algo, kind, **given)
+
+
+def value(logits, q1, q2, alpha):
+    """V(s) of one state, action by action."""
+    pi = [math.exp(x) / sum(map(math.exp, logits.tolist())) for x in logits.tolist()]
+    return sum(p * (min(a, b) - alpha * math.log(p))
+               for p, a, b in zip(pi, q1.tolist(), q2.tolist(), strict=True))
+
+
+# ---- The losses
+
+@each_kind
+def test_critics_fit_rewards_and_values_that_are_sums_over_actions(kind):
+    """The gradient is that of a regression to numbers, of the action in the batch alone."""
+    agent, batch = make_agent(kind, gamma=0.7), make_batch(kind)
+    with torch.no_grad():
+        logits = super(sac_discrete.Actor, agent.actor).forward(batch.next_obs)
+        next_q = [q(batch.next_obs) for q in agent.critic_targ.children()]
+    target = vec(*(value(*row, math.exp(-0.5)) for row in zip(logits, *next_q)))
+    target = batch.rew + 0.7 * (1 - batch.terminated) * target
+    ends = batch.terminated == 1
+    assert ends.any() and torch.equal(target[ends], batch.rew[ends])
+    qs = [torch.stack([q(batch.obs)[k, a] for k, a in enumerate(batch.act)])
+          for q in agent.critic.children()]
+    loss = sum(((q - target) ** 2).mean() for q in qs)
+    metrics = fits(agent.critic, loss, sac_discrete.critic_loss, agent, batch, rtol=1e-3)
+    close(metrics["critic_loss"], loss.detach(), rtol=1e-4)
+    for name, q in zip(("q1", "q2"), qs):
+        close(metrics[name], q.detach(), rtol=1e-4, atol=1e-5)
+
+
+@each_kind
+def test_the_actor_maximises_the_value_by_the_critics(kind):
+    agent, batch = make_agent(kind), make_batch(kind)
+    logits = super(sac_discrete.Actor, agent.actor).forward(batch.obs)
+    q1, q2 = (q(batch.obs).detach() for q in agent.critic.children())
+    values = [value(*row, math.exp(-0.5)) for row in zip(logits.detach(), q1, q2)]
+    pi = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    loss = (pi * (math.exp(-0.5) * pi.log() - torch.min(q1, q2))).sum(-1).mean()
+    close(loss.detach(), -np.mean(values), rtol=1e-4)
+    metrics = fits(agent.actor, loss, sac_discrete.actor_loss, agent, batch, rtol=1e-3)
+    close(metrics["actor_loss"], loss.detach(), rtol=1e-4)
+    entropy = stats.entropy(pi.detach().numpy(), axis=1)        # of each state
+    close(metrics["entropy"], entropy, rtol=1e-4)
+    loss, _, mean_logp = sac_discrete.actor_loss(agent, batch)
+    close(mean_logp, -entropy, rtol=1e-4)
+    assert not mean_logp.requires_grad
+    loss.backward()
+    assert all(param.grad is None for param in agent.critic.parameters())   # Q is a constant
+
+
+def test_a_sum_over_actions_is_the_mean_over_many_draws():
+    torch.manual_seed(0)
+    logp, values = torch.randn(3, 5).log_softmax(-1), torch.randn(3, 5)
+    drawn = torch.distributions.Categorical(logits=logp).sample((40_000,))
+    close(sac_discrete.expectation(logp, values),
+          torch.stack([values[k, drawn[:, k]].mean() for k in range(3)]), rtol=0, atol=0.03)
+    close(sac_discrete.expectation(vec((0.25, 0.75)).log(), vec((8, -4))), [-1.0])
+    for algo, error in (sac_discrete, TypeCheckError), (bare(sac_discrete), AssertionError):
+        with pytest.raises(error):
+            algo.expectation(logp, values[:, :1])               # of one action
+
+
+def test_the_best_policy_is_a_softmax_of_q():
+    """The actor's gradient is 0 there, and the value is alpha log sum_a exp(Q / alpha)."""
+    agent, batch = make_agent(), make_batch()
+    alpha, q = math.exp(-0.5), torch.min(*agent.critic(batch.obs)).detach()
+    logits = (q / alpha + torch.randn(32, 1)).requires_grad_()  # a constant changes nothing
+    agent.actor.forward = lambda obs: logits.log_softmax(-1)
+    loss, metrics, _ = sac_discrete.actor_loss(agent, batch)
+    close(loss.detach(), -alpha * (q / alpha).logsumexp(-1).mean(), rtol=1e-5)
+    close(torch.autograd.grad(loss, logits)[0], torch.zeros(32, 4), atol=1e-7)
+
+
+def test_an_action_of_probability_0_leaves_all_finite():
+    """log pi is -300, which the logarithm of a probability in float32 cannot say."""
+    agent = make_agent(hidden=(), num_acts=3)
+    agent.actor.head[0].weight.data.zero_()
+    agent.actor.head[0].bias.data = vec(0, -300, 0)
+    batch = make_batch(size=3)
+    logp = agent.actor(batch.obs)
+    close(logp, vec((-math.log(2), -300 - math.log(2), -math.log(2))).expand(3, 3))
+    loss, metrics, grad = gradient_in(agent.actor, sac_discrete.actor_loss, agent, batch)
+    close(metrics["entropy"], torch.full((3,), math.log(2)))
+    assert loss.isfinite() and grad.isfinite().all()
+
+
+# ---- The temperature
+
+@pytest.mark.parametrize("ratio,entropy,derivative", [
+    (0.5, math.log(4), 0.5 * math.log(4)), (0.5, 0.0, -0.5 * math.log(4)),
+    (0.98, math.log(2), -0.48 * math.log(4)), (0.0, 0.3, 0.3)])
+def test_the_temperature_moves_towards_a_share_of_the_highest_entropy(ratio, entropy, derivative):
+    """It falls where its derivative is positive. The highest of 4 actions is log 4."""
+    agent = make_agent(target_entropy_ratio=ratio)
+    loss, metrics, grad = gradient_in(agent.log_alpha, sac_discrete.alpha_loss, agent,
+                                      torch.full((5,), -entropy))
+    close(grad, [derivative])
+    close(loss, -0.5 * derivative)
+    close(metrics["alpha"], math.exp(-0.5))
+
+
+def test_a_fixed_temperature_stays_and_may_be_0():
+    """Without the bonus, the values are those of Q alone."""
+    agent, batch = make_agent(alpha=0.0, learn_alpha=False), make_batch()
+    loss = sac_discrete.actor_loss(agent, batch)[0].detach()
+    pi, q = agent.actor(batch.obs).exp(), torch.min(*agent.critic(batch.obs))
+    close(loss, -(pi * q).sum(-1).mean().detach())
+    optimizers = make_optimizers(agent)
+    metrics = update(sac_discrete, agent, optimizers, batch)
+    assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
+    assert agent.alpha() == 0 and agent.log_alpha == -0.5 and optimizers["alpha"].steps == 0
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.0])
+def test_a_target_that_no_policy_reaches_is_refused(wrong):
+    said = refused(lambda: sac_discrete.Config(target_entropy_ratio=wrong))
+    assert said.startswith(f"--target-entropy-ratio is {wrong}; it takes a number, at least 0")
+
+
+# ---- update
+
+def test_five_updates_are_those_of_torchs_adam():
+    """In float64: critics first, then the actor by them, then alpha; last, the targets follow."""
+    algo = bare(sac_discrete)
+    settings = {"lr": 1e-2, "tau": 0.05, "gamma": 0.9, "target_entropy_ratio": 0.5}
+    ours, theirs = (make_agent(algo=algo, **settings).double() for _ in range(2))
+    parts = [list(theirs.critic.parameters()), list(theirs.actor.parameters()), [theirs.log_alpha]]
+    steps = [torch.optim.Adam(part, 1e-2) for part in parts]
+    optimizers = make_optimizers(ours)
+    for k in range(5):
+        batch = make_batch(algo=algo, seed=k, dtype=torch.float64)
+        update(algo, ours, optimizers, batch)
+        for part, step in zip(parts, steps):
+            if step is steps[0]:
+                loss = algo.critic_loss(theirs, batch)[0]
+            elif step is steps[1]:
+                loss, _, logp = algo.actor_loss(theirs, batch)
+            else:                                               # pi is that of before its step
+                loss = -theirs.log_alpha * (logp.mean() + 0.5 * math.log(4))
+            for param, grad in zip(part, torch.autograd.grad(loss, part)):
+                param.grad = grad
+            step.step()
+        for slow, fast in zip(theirs.critic_targ.parameters(), theirs.critic.parameters()):
+            slow.data = 0.95 * slow.data + 0.05 * fast.data
+    for name, param in theirs.named_parameters():
+        close(dict(ours.named_parameters())[name], param, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("learn_alpha", [True, False])
+def test_it_solves_a_bandit_as_the_closed_form_does(learn_alpha):
+    """Q is the reward, pi a softmax of it; if alpha is learned, the entropy is its target."""
+    rewards = vec(1, 0.5, 0, -2)
+    agent = make_agent(lr=3e-3, alpha=0.4, learn_alpha=learn_alpha, target_entropy_ratio=0.6)
+    optimizers, obs = make_optimizers(agent), torch.ones(64, 3)
+    for _ in range(600):
+        act = torch.randint(4, (64,))
+        update(sac_discrete, agent, optimizers, sac_discrete.Transitions(
+            obs, act, rewards[act], obs, torch.ones(64)))
+    pi = agent.actor(obs[:1])[0].exp().detach()
+    for q in agent.critic(obs[:1]):
+        close(q[0], rewards, atol=0.03)
+    close(pi, (rewards / agent.alpha()).softmax(-1), atol=0.03)
+    if learn_alpha:
+        close(stats.entropy(pi.numpy()), 0.6 * math.log(4), atol=0.03)
+    else:
+        assert agent.alpha() == torch.tensor(0.4)
+
+
+# ---- Acting
+
+def test_actions_are_drawn_as_often_as_the_policy_says_and_the_best_is_the_likeliest():
+    agent, obs = make_agent(), torch.randn(1, 3)
+    pi = agent.actor(obs)[0].exp().detach().double()
+    acts = agent.act(obs.expand(20_000, 3))
+    assert acts.shape == (20_000,) and acts.dtype == torch.int64
+    counts = torch.bincount(acts, minlength=4).numpy()
+    assert stats.chisquare(counts, (20_000 * pi / pi.sum()).numpy()).pvalue > 1e-3
+    many = 3 * torch.randn(50, 3)
+    best = [max(range(4), key=row.__getitem__) for row in agent.actor(many).tolist()]
+    assert agent.act(many, deterministic=True).tolist() == best and len(set(best)) > 1
+    counts = torch.bincount(agent.random_act(20_000), minlength=4)
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_actions_are_random_until_start_steps_and_the_policys_then(monkeypatch):
+    names = [(name, noted(monkeypatch, sac_discrete.Agent, name)) for name in ("act", "random_act")]
+    sac_discrete.train(quick(sac_discrete, "CartPole-v1", num_envs=2, start_steps=40))
+    assert {name: len(notes) for name, notes in names} == {"act": 40, "random_act": 20}
+
+
+def test_networks_share_nothing_and_one_action_is_no_choice():
+    agent = make_agent("image")
+    nets = agent.actor, agent.critic.q1, agent.critic.q2
+    params = [param for net in nets for param in net.parameters()]
+    assert len({param.data_ptr() for param in params}) == len(params) == 3 * 10
+    assert not torch.equal(flat(agent.critic.q1), flat(agent.critic.q2))
+    only = sac_discrete.Agent(VECTOR, Discrete(1), sac_discrete.Config())
+    assert only.target_entropy == 0 and only.act(torch.ones(2, 3)).tolist() == [0, 0]
