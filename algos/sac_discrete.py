@@ -194,7 +194,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
     Only terminal states are worth 0: after a time limit, V(s') replaces what was cut.
     r and s' depend on s and a, not on the policy that chose a, so transitions of old
-    policies will do. The policy to rate is pi, so a' is not from the buffer.
+    policies will do. The policy to rate is pi, so the sum has its probabilities.
 
     An actor seeks the actions that a single critic overrates, and targets spread the
     error. Two critics start from different weights, so their errors differ, and their
@@ -236,10 +236,11 @@ def at_action(values: Float32[Tensor, "B k *n"], act: Choices
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
     """L(pi) = mean sum_a pi(a|s) [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))].
 
-    That is -mean V(s), by the critics, not their targets. Also return E[log pi(a|s)],
-    which is minus the entropy of pi in s. Q is a constant: only pi has a gradient. All
-    k actions count, not the one in the buffer, which an old policy took. The best pi is
-    a softmax: pi(a|s) is proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
+    That is -mean V(s), by the critics, not their targets. Also return the mean of
+    log pi(a|s) over a, which is minus the entropy of pi in s.
+    The gradient reaches the actor through pi(a|s) and log pi; Q is a constant. All k
+    actions count, not only the one in the buffer, which an old policy took. The best
+    pi is a softmax, proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
     """
     logp = agent.actor(batch.obs)
     with torch.no_grad():
