@@ -14,8 +14,8 @@ The actor gives log pi(a|s), and each critic Q(s, a), for all k actions at once.
     update         one Adam step on each loss; the target critics follow
 
 Where it fails. The paper's target entropy is 0.98 log k: for k = 2, probabilities of
-0.58 and 0.42. Where one action is clearly best, that is too random: alpha grows, and
-returns stay low. Then lower --target-entropy-ratio (here 0.2), or fix alpha, as in
+0.58 and 0.42. Where one action is clearly best, that is too random: alpha grows without
+end, and Q with it. Then lower --target-entropy-ratio (here 0.2), or fix alpha, as in
 --no-learn-alpha --alpha 0.05. If alpha is tiny, pi may settle before Q knows all a.
 
 Departures from the paper. A lower target entropy. The target critics follow in small
