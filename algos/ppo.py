@@ -26,7 +26,7 @@ Healthy values. In nine of ten updates on MuJoCo, `kl` ends between 0.008 and 0.
 `clip_frac` between 0.1 and 0.55. Both fall to 0 with the learning rate.
 
 Run   python -m algos.ppo --env CartPole-v1 --total-steps 1e5
-Diff  diff algos/a2c.py algos/ppo.py    (next: ppo_popart.py, ppo_lstm.py, gail.py)
+Diff  diff algos/a2c.py algos/ppo.py    (next: ppo_popart.py, ppo_rnd.py)
 """
 from __future__ import annotations
 

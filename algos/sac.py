@@ -26,7 +26,7 @@ sigma in [-20, 2], uniform actions at first. Learning rate 1e-3 (paper: 3e-4), n
 Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
 
 Run   python -m algos.sac --env Pendulum-v1 --total-steps 1e4
-Diff  diff algos/td3.py algos/sac.py    (next: sac_her.py, crossq.py)
+Diff  diff algos/td3.py algos/sac.py    (next: crossq.py, sac_discrete.py)
 """
 from __future__ import annotations
 
