@@ -10,16 +10,17 @@ reward i, beside the reward r of the environment.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
-    add_intrinsic        i for each step, by the predictor as it is
+    add_intrinsic        i for each step: the predictor's error / the std of its sums
     update               `epochs` times:
-      compute_targets      advantages A and returns R, with the current critic
+      compute_targets      advantages A and returns R (on games once, before)
       intrinsic_targets    those of i, A_i and R_i, with a critic V_i of its own
       rnd_loss             one Adam step on it for each random minibatch
     update_predictor     one Adam step of the predictor for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures, besides those of ppo.py. The first rollout stands for the paper's random
-steps (`add_intrinsic`). The predictor makes one pass, not four over random quarters.
+Departures. Those of ppo.py. The first rollout stands for the paper's random steps. The
+predictor has an optimizer of its own and sees each s' once, all frames of it; there, in
+four passes, a random quarter of each minibatch, and the last frame.
 
 Healthy values. `pred_loss` falls, and rises when new places are found: on Rooms-v0
 from 0.8 to 0.2, and to 0.3 before the first reward.
@@ -75,7 +76,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     ext_coef: float = 2.0  # weight of A among advantages (0: i alone)
-    int_coef: float = 1.0  # weight of A_i among advantages (0: PPO)
+    int_coef: float = 1.0  # weight of A_i among advantages (0: PPO but for L_i)
     int_gamma: float = 0.99  # discount factor of i (0.9 to 0.999)
     pred_lr: float = 1e-3  # Adam's learning rate for the predictor (1e-4 to 1e-3)
     pred_share: float = 1.0  # share of each rollout that it sees (less: i lasts longer)
@@ -99,7 +100,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     def __post_init__(self):
         super().__post_init__()
         check_range(self, "ext_coef int_coef", low=0)  # raises UsageError
-        check_range(self, "int_gamma", low=0, high=1)
+        check_range(self, "int_gamma", low=0, high=0.9999)  # else J grows for ever
         check_range(self, "pred_lr pred_share", above=0, high=1)
 
 
@@ -116,7 +117,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 @dataclass(frozen=True)
 class IntrinsicRollout(Rollout):  # with what A_i and R_i need besides
-    int_rew: PerStep  # i
+    int_rew: PerStep  # i, in units of std(J): see `Agent.add_intrinsic`
     last_obs: Shaped[Tensor, "1 N *obs"]  # where the agent acts after the rollout
 
 
@@ -449,8 +450,9 @@ class Agent(Policy):  # which adds predict(obs)
 
             i_t = e(s'_t) / std(J),  where J_t = e(s'_t) + int_gamma J_{t-1}
 
-        J varies as returns of e do, and ends of episodes cut neither. The mean of e is
-        not subtracted, so no step has a negative i. Before training, the paper measures
+        J varies as returns of e do, and ends of episodes cut neither. A rollout goes on
+        from the mean of the last J of all environments. The mean of e is not
+        subtracted, so no i is negative. Before training, the paper measures
         observations by random steps. Here the first rollout is nearly that.
         """
         next_obs = rollout.next_obs.flatten(0, 1)  # [T, N, ...] -> [TN, ...]

@@ -19,7 +19,8 @@ end, and Q with it. Then lower --target-entropy-ratio (here 0.2), or fix alpha, 
 --no-learn-alpha --alpha 0.05. If alpha is tiny, pi may settle before Q knows all a.
 
 Departures from the paper. A lower target entropy. The target critics follow in small
-steps, as in SAC; the paper copies them now and then. The settings are for CartPole.
+steps, as in SAC; the paper copies them now and then. The settings are for CartPole;
+those for games were not tried.
 
 Healthy values. On CartPole, `entropy` falls to its target, 0.2 log 2 = 0.14, in 12,000
 steps, and `alpha` from 1 to less than 0.2. `q1` and `q2` stay close together. From step
@@ -165,7 +166,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     metrics["critic_grad_norm"] = critic_opt.grad_norm()
     critic_opt.step(cfg.lr)
 
-    loss, actor_metrics, logp = actor_loss(agent, batch)
+    loss, actor_metrics, mean_logp = actor_loss(agent, batch)
     actor_opt.zero_grad()
     loss.backward()
     actor_opt.average_grads()
@@ -173,7 +174,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     actor_opt.step(cfg.lr)
 
     if cfg.learn_alpha:
-        loss, alpha_metrics = alpha_loss(agent, logp)
+        loss, alpha_metrics = alpha_loss(agent, mean_logp)
         alpha_opt.zero_grad()
         loss.backward()
         alpha_opt.average_grads()
@@ -236,8 +237,8 @@ def at_action(values: Float32[Tensor, "B k *n"], act: Choices
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
     """L(pi) = mean sum_a pi(a|s) [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))].
 
-    That is -mean V(s), by the critics, not their targets. Also return the mean of
-    log pi(a|s) over a, which is minus the entropy of pi in s.
+    That is -mean V(s), by the critics, not their targets. Also return, for each s,
+    sum_a pi(a|s) log pi(a|s): the mean that SAC estimates by one sample.
     The gradient reaches the actor through pi(a|s) and log pi; Q is a constant. All k
     actions count, not only the one in the buffer, which an old policy took. The best
     pi is a softmax, proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
