@@ -65,7 +65,7 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     env: str = "CartPole-v1"  # Gymnasium id
-    total_steps: float = 5e4  # environment steps
+    total_steps: float = 1e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 100_000  # transitions in the replay buffer
