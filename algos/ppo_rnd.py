@@ -25,7 +25,7 @@ four passes, a random quarter of each minibatch, and the last frame.
 Healthy values. `pred_loss` falls, and rises when new places are found: on Rooms-v0
 from 0.8 to 0.2, and to 0.3 before the first reward.
 
-Run   python -m algos.ppo_rnd --env tasks:Rooms-v0 --total-steps 2e5
+Run   python -m algos.ppo_rnd --env tasks:Rooms-v0 --total-steps 3e5
 Diff  diff algos/ppo.py algos/ppo_rnd.py
 """
 from __future__ import annotations
