@@ -12,7 +12,6 @@ interrupted ones. On several machines, give each its own --first-seed or --shard
 """
 
 import itertools
-import json
 import shlex
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.load import find_module, make_agent
@@ -31,7 +28,6 @@ from utils.results import OURS, has_result, headline, make_results
 from utils.run.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
 from utils.run.settings import check_range, parse
-from utils.run.summary import rounded
 
 HINT = "--set {}=... gives a setting to the runs".format  # about a flag that a sweep does not have
 
@@ -169,23 +165,6 @@ def run_all(jobs: list[Job], workers: int) -> int:
     return int(any(troubles))
 
 
-def table(jobs: list[Job]) -> str:
-    """Return the mean result of each algorithm, environment and settings over finished seeds."""
-    groups = {}
-    for job in jobs:
-        if has_result(job.run_dir, job.total_steps):
-            env, algo, settings = job.run_dir.parts[-4:-1]
-            result = json.loads((job.run_dir / "result.json").read_text())
-            groups.setdefault((algo, env, settings), []).append(result)
-    lines = [("algorithm", "environment", "settings", "seeds", "train100", "eval")]
-    for names, found in groups.items():
-        train = np.mean(np.array([result["train100"] for result in found], float))  # None: NaN
-        final = np.mean([np.mean(result["eval"]) for result in found])
-        lines.append((*names, str(len(found)), rounded(train), rounded(final)))
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
 # ---- the command
 
 
@@ -196,8 +175,7 @@ def main(sweep: Sweep) -> int:
     jobs = plan(sweep)
     if not sweep.dry_run:
         status = run_all(jobs, sweep.jobs)
-        print(table(jobs))
-        print(f"curves, and intervals over seeds: python -m plot {shlex.quote(sweep.out)}")
+        print(f"table and curves: python -m plot {shlex.quote(sweep.out)}")
         return status
     for job in jobs:
         done = "# finished: " * has_result(job.run_dir, job.total_steps)
