@@ -1,6 +1,5 @@
 """The directory of a run: where it is, who may write in it, and config.json."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -140,8 +139,7 @@ def replaced_files(cfg):
 
 
 def lock_and_empty(cfg, stack):
-    """Make, lock and empty the run directory; return the folders that it makes, innermost first."""
-    made = [each for each in (Path(cfg.run_dir), *Path(cfg.run_dir).parents) if not each.exists()]
+    """Make, lock and empty the run directory."""
     try:
         Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(open(Path(cfg.run_dir, ".lock"), "w"))
@@ -159,15 +157,6 @@ def lock_and_empty(cfg, stack):
     # Another run may have used the directory since `find_run_dir` looked.
     for path in [] if cfg.resume else replaced_files(cfg):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return made
-
-
-def take_back(made):
-    """Delete the folders that `lock_and_empty` has made, unless another run is in one of them."""
-    shutil.rmtree(made[0])
-    with contextlib.suppress(OSError):
-        for folder in made[1:]:
-            folder.rmdir()
 
 
 def whose_code(cfg):

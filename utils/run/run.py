@@ -38,8 +38,8 @@ from utils.evaluate import evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
-    check_shared, find_run_dir, has_rows, lock_and_empty, plain_settings, read_config, take_back,
-    whose_code, write_config)
+    check_shared, find_run_dir, lock_and_empty, plain_settings, read_config, whose_code,
+    write_config)
 from utils.run.launch import check_equal, check_ranks, from_root, local_rank, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
@@ -84,7 +84,7 @@ class Run:
         self.seconds = self.save_seconds = 0.0
         self.best = -math.inf
         self.ended = False
-        self.envs = self.made = None
+        self.envs = None
         self.stack = ExitStack()
 
     def __enter__(self):
@@ -102,9 +102,7 @@ class Run:
         with self.stack:
             if self.envs:
                 self.envs.close()
-        if isinstance(error, UsageError) and self.made and not has_rows(self.run_dir):
-            take_back(self.made)
-        elif error and self.saved_step is not None:
+        if error and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
                            "continues it")
@@ -141,7 +139,7 @@ class Run:
         for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
             before = signal.signal(number, self.on_signal)
             self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
-        self.made = together(lock_and_empty if self.root else None, cfg, self.stack)
+        together(lock_and_empty if self.root else None, cfg, self.stack)
         together(check_shared, cfg, mpi.gather(whose_code(cfg))[0])
         if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
