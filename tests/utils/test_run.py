@@ -31,7 +31,7 @@ from algos import ppo
 from tests.helpers import (
     PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, refused, rows, run, same,
     saved, snapshot, steps, wait_for)
-from tests.toy import Agent, Config, Stop, Toy, start, train as toy_train
+from tests.toy import Config, Stop, Toy, start, train as toy_train
 from utils import env_ids, mpi, play, results
 from utils.envs import make_envs
 from utils.errors import UsageError
@@ -526,25 +526,6 @@ def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr("utils.run.run.local_rank", lambda: rank)
     assert choose_device(Config(env=env, device=name)) == torch.device(expected)
-
-
-@pytest.mark.parametrize("size,kind,normalises,told", [
-    (1000, "f", False, True), (-1000, "f", False, True), (100, "f", False, False),
-    (1000, "f", True, False), (250, np.uint8, False, False)])
-def test_who_takes_large_observations_as_they_are_is_told(size, kind, normalises, told, capsys):
-    """Only what is stored counts, and the first report tells it."""
-    column = np.full((9, 2), 1e9 if kind == "f" else 250).astype(kind)
-    column[:4, 1] = size
-    column[:4, 0] = 0
-    buffer = SimpleNamespace(columns={"obs": column}, num_stored=4, state_dict=dict)
-    agent = Agent(3, 2)
-    if normalises:
-        agent.stats = mpi.RunningStats((2,))
-    with start(Config(), agent, buffer=buffer) as run:
-        run.advance(400)
-        run.advance(400)
-    said = capsys.readouterr().out
-    assert said.count("a number in them is about 1000, and this algorithm") == told
 
 
 @pytest.mark.parametrize("first,later,more,silent", [

@@ -267,23 +267,11 @@ class Run:
             if not math.isfinite(value):
                 raise FloatingPointError(f"{name} is {value} at step {step:,}")
         if self.root:
-            if self.logger.lines == 0:
-                self.tell_of_scale()
             self.logger.write(row, sorted(end for _, ended, *_ in told for end in ended))
         self.stop = max(number for *_, number in told)
         self.save_due = told[0][2] or self.stop
         mean = row.get("eval_ret_mean", -math.inf)
         self.improved, self.best = mean > self.best, max(mean, self.best)
-
-    def tell_of_scale(self):
-        """Say if a replay buffer has large observations and the agent keeps no mean of them."""
-        obs = getattr(self.state.get("buffer"), "columns", {}).get("obs", np.empty(0, np.uint8))
-        keeps_mean = any(name.endswith("mean") for name, _ in self.agent.named_buffers())
-        if obs.dtype == np.float32 and not keeps_mean:
-            size = np.abs(obs[: self.state["buffer"].num_stored][:1000]).mean(0).max()
-            if size > 200:  # of Humanoid, 140
-                mpi.say(f"observations: a number in them is about {size:.0f}, and this algorithm, "
-                        "which takes it as it is, prefers 1 (docs/howto.md, Large observations)")
 
     def save(self, step: int) -> None:
         """Write best.pt and a checkpoint, if they are due. Raise `Stopped` after a signal."""
