@@ -1,13 +1,10 @@
 """How ranks start, fail together and end together."""
 
-import hashlib
 import os
 import shutil
 import sys
 import time
 import traceback
-
-from torch import Tensor
 
 from utils import mpi
 from utils.errors import UsageError
@@ -135,10 +132,3 @@ def from_root(action, *args):
     """
     told = together(action if mpi.rank() == 0 else None, *args)
     return mpi.comm().bcast(told) if mpi.size() > 1 else told
-
-
-def check_equal(flat: Tensor) -> None:
-    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
-    sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
-    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
-        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")

@@ -40,7 +40,7 @@ from utils.run import checkpoint
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, plain_settings, read_config, whose_code,
     write_config)
-from utils.run.launch import check_equal, check_ranks, from_root, local_rank, together
+from utils.run.launch import check_ranks, from_root, local_rank, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
 from utils.spaces import has_images, to_plain
@@ -293,7 +293,6 @@ class Run:
 
     def save_checkpoint(self):
         """Write policy.pt and what --resume needs. Every rank saves at the same step."""
-        check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
         began = time.perf_counter()
         self.save_policy("policy.pt")
         cuda = self.device.type == "cuda"
