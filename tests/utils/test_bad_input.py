@@ -14,7 +14,7 @@ from tests.helpers import refused, saved, steps
 from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.directory import read_config, replaced_files
-from utils.run.settings import check_settings, parse
+from utils.run.settings import parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
@@ -143,13 +143,6 @@ def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
                                        "total_steps": 320, "run_dir": "run"}))
     notes = " ".join(caught.value.__notes__)
     assert "Faulty-v0" in notes and "step 64" in notes and saved("run")[0] == 64
-
-
-def test_arguments_of_an_environment_are_a_text():
-    cfg = ppo.Config()
-    vars(cfg)["env_kwargs"] = {"g": 5}                          # beartype would refuse it before
-    with pytest.raises(UsageError, match="--env-kwargs is {'g': 5}; it takes a text"):
-        check_settings(cfg)
 
 
 def test_an_algorithm_that_is_not_there_is_named():

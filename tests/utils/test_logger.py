@@ -131,9 +131,7 @@ class Late(Config):
 
 
 @pytest.mark.parametrize("cfg,said", [
-    (Late(start_steps=300), "300; steps take longer from there"), (Late(start_steps=800), "800; s"),
-    (Late(), "80; steps take longer from there"), (Config(), ""),
-    (Late(start_steps=801), "801, after --total-steps, so this run learns nothing")])
+    (Late(start_steps=300), "300; steps take longer then"), (Late(), "80; s"), (Config(), "")])
 def test_a_run_says_when_learning_starts(cfg, said, capsys):
     with start(cfg):
         pass

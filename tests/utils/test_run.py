@@ -32,7 +32,7 @@ from tests.helpers import (
     PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, refused, rows, run, same,
     saved, snapshot, steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import env_ids, mpi, play, results
+from utils import env_ids, play, results
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import q_and_return
@@ -482,11 +482,6 @@ def test_the_command_line_brings_what_suits_a_game_and_prints_it(monkeypatch, ca
         settings.main(trained.append, ppo.Config, ppo.__doc__)
         assert trained.pop() == ppo.Config.for_env(env, **given)
         assert capsys.readouterr().out == (said and f"settings that suit {env}: {said}")
-
-
-def test_train_takes_a_config():
-    with pytest.raises(TypeError, match="train takes a Config, .* not 'CartPole-v1'"):
-        Run("CartPole-v1")
 
 
 def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():

@@ -193,7 +193,7 @@ def test_a_checkpoint_of_another_network_is_refused():
     config.write_text(text)
     train(Config(resume=True))
     said = refused(train, Config(run_dir="other", init_from="run", width=4))
-    assert said.endswith("its weight is [2, 3], not [4, 3]; it is a run of tests.toy")
+    assert said.endswith("run/policy.pt holds another network: its weight is [2, 3], not [4, 3]")
     said = refused(train, Config(run_dir="other", init_from="nowhere"))
     assert re.match("--init-from: nowhere/policy.pt cannot be read as a checkpoint: No such", said)
 

@@ -38,10 +38,8 @@ from utils.evaluate import evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
-    check_shared, find_run_dir, lock_and_empty, plain_settings, read_config, whose_code,
-    write_config)
+    check_shared, find_run_dir, lock_and_empty, plain_settings, whose_code, write_config)
 from utils.run.launch import check_ranks, from_root, local_rank, together
-from utils.run.settings import RunConfig
 from utils.run.summary import summary
 from utils.spaces import has_images, to_plain
 
@@ -68,8 +66,6 @@ class Run:
     """
 
     def __init__(self, cfg):
-        if not isinstance(cfg, RunConfig):
-            raise TypeError(f"train takes a Config, such as Config(env='CartPole-v1'), not {cfg!r}")
         self.excepthook = sys.excepthook  # which `check_ranks` replaces if there are other ranks
         check_ranks(cfg.num_procs)
         self.cfg = cfg = from_root(find_run_dir, replace(cfg, num_procs=mpi.size()))
@@ -156,9 +152,7 @@ class Run:
                     f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
                     f"{cfg.torch_threads}")
             if self.reported_step < cfg.start_steps:
-                mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
-                    "; steps take longer from there" if cfg.start_steps <= cfg.total_steps else
-                    ", after --total-steps, so this run learns nothing"))
+                mpi.say(f"learning starts at step {cfg.start_steps:,}; steps take longer then")
             self.logger.open(cfg, self.reported_step, self.stack)
         self.reported = time.perf_counter()
         self.started = self.reported - self.seconds
@@ -173,11 +167,7 @@ class Run:
         policy = checkpoint.load_file(path, "agent", "step", flag="--init-from: ")
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
-        try:
-            checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
-        except UsageError as error:
-            made = read_config(self.cfg.init_from)["module"]
-            raise UsageError(f"--init-from: {error}; it is a run of {made}") from None
+        checkpoint.load_into(self.agent, policy["agent"] | bounds, f"--init-from: {path}")
         for part in self.agent.modules():  # the first update replaces them: the task is another
             if isinstance(part, mpi.RunningStats):
                 part.count.zero_()
