@@ -83,8 +83,7 @@ def make_result(run: Path) -> dict:
         "curve": [[round(k * last / 100), round(float(returns[bins == k].mean()), 3)]
                   for k in np.unique(bins)],
         "eval_curve": evals[::-every][::-1],  # with the last one
-        "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
-        "git_commit": config["git_commit"],
+        "versions": config["versions"], "git_commit": config["git_commit"],
     } | ({"resumed": resumed} if resumed else {})
 
 

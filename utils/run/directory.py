@@ -1,8 +1,6 @@
 """The directory of a run: where it is, who may write in it, and config.json."""
 
-import hashlib
 import json
-import os
 import platform
 import re
 import shlex
@@ -11,7 +9,6 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 
 from utils import mpi
@@ -46,14 +43,12 @@ def as_folder(text):
 def default_dir(cfg) -> Path:
     """Return runs/<env>/<algo>/seed<k>, or runs/<env>/<algo>/bits=6/seed<k> for {"bits": 6}.
 
-    So runs by other rules lie apart. A long name is cut, and ends with a hash of all of it.
+    So runs by other rules lie apart.
     """
     algo = module_of(type(cfg)).rpartition(".")[2]
     given = sorted(json.loads(cfg.env_kwargs).items())
-    rules = as_folder(",".join(f"{name}={as_text(value, '-')}" for name, value in given))
-    if len(rules) > 60:  # file systems take 255 bytes, up to 4 per character
-        rules = f"{rules[:50]}-{hashlib.sha256(rules.encode()).hexdigest()[:8]}"
-    return Path("runs", as_folder(cfg.env), algo, rules, f"seed{cfg.seed}")
+    rules = ",".join(f"{name}={as_text(value, '-')}" for name, value in given)
+    return Path("runs", as_folder(cfg.env), algo, as_folder(rules)[:200], f"seed{cfg.seed}")
 
 
 def find_run_dir(cfg):
@@ -94,12 +89,8 @@ def read_config(run_dir):
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
-    except OSError as error:
-        inside = " ".join(sorted(str(each.parent) for each in path.parent.glob("*/config.json")))
-        raise UsageError(f"{run_dir} holds no run: " + (
-            f"it has {inside}" if inside else f"config.json: {error.strerror}")) from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged: {type(error).__name__} {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{run_dir} holds no run: {path.name}: {error!r}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
@@ -149,9 +140,7 @@ def lock_and_empty(cfg, stack):
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        alone = mpi.size() == 1 and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
-        raise UsageError(f"another process is writing the run in {cfg.run_dir}"
-                         + "; tasks of srun train together with --mpi=pmi2" * alone) from None
+        raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
     except OSError:
         pass  # some network file systems have no locks
     # Another run may have used the directory since `find_run_dir` looked.
@@ -180,19 +169,13 @@ def write_config(cfg, step, initial):
     now = origin() | {"code": code_of(file_of(type(cfg)))}
     if cfg.resume:
         config = read_config(cfg.run_dir)
-        before = config["settings"]["total_steps"]
-        if before != cfg.total_steps:
-            mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
-                    "runs to the new end")
         if has_changed(type(cfg), cfg.run_dir) and kept.exists():
             old = kept.rename(kept.with_name(f"algo-until-{step}.py")).name
             mpi.say(f"{module}, or what it uses of utils/, has changed since this run began; {old} "
                     "is the old code")
         config["resumed"] = [*config.get("resumed", []), {"step": step} | now]
     else:
-        spec = gym.spec(cfg.env.rpartition(":")[2])
-        config = {"algo": module.rpartition(".")[2], "module": module, **now,
-                  "init_from": initial, "env_spec_kwargs": spec.kwargs}
+        config = {"algo": module.rpartition(".")[2], "module": module, **now, "init_from": initial}
     config["settings"] = plain_settings(cfg)
     write_text(Path(cfg.run_dir, "config.json"), json.dumps(config, indent=2, default=str) + "\n")
     if file := file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
