@@ -31,12 +31,10 @@ def write_text(path, text):
         file.write(text.encode())
 
 
-def check_target(flag, file, suffixes, overwrite=True):
+def check_target(flag, file, suffixes):
     """UsageError if no file with one of these suffixes can be written to `file`."""
     folder = Path(file).parent
     if not file.endswith(suffixes):
         raise UsageError(f"{flag} {file}: the name must end in {' or '.join(suffixes)}")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{flag} {file}: {folder} is no directory to write in")
-    if os.path.exists(file) and not overwrite:
-        raise UsageError(f"{flag} {file}: this file exists; --overwrite replaces it")

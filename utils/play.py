@@ -43,7 +43,6 @@ class Play:
     video: str = ""  # first draw one episode into this file, an .mp4, or the beginning as a .gif
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
     export: str = ""  # only write the policy as an ONNX graph into this .onnx file (docs/howto.md)
-    overwrite: bool = False  # --record and --export replace a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
     seed: int | None = None  # of the episodes (default: the run's; with --best, the next one)
@@ -63,13 +62,13 @@ def main(play: Play) -> np.ndarray | None:
     With --export, no environment is made and nothing is evaluated or returned.
     """
     if play.export:
-        check_target("--export", play.export, (".onnx",), play.overwrite)
+        check_target("--export", play.export, (".onnx",))
         export(load_agent(play.run, play.best), play.export)
         return None
     if play.video:
         check_target("--video", play.video, (".mp4", ".gif"))
     if play.record:
-        check_target("--record", play.record, (".npz",), play.overwrite)
+        check_target("--record", play.record, (".npz",))
     _, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(cfg.torch_threads)
     drawn = make_drawn(cfg, play.video) if play.video else None

@@ -86,12 +86,12 @@ def test_atari_is_recorded_with_its_true_rewards():
     assert not np.array_equal(arrays["obs"][0], arrays["obs"][-1])
 
 
-def test_overwrite_replaces_a_file_whole_or_not_at_all(monkeypatch):
+def test_a_file_is_replaced_whole_or_not_at_all(monkeypatch):
     trained()
     Path("old.npz").write_text("precious")
-    again = play.Play("run", 2, record="old.npz", overwrite=True, max_steps=3)
+    again = play.Play("run", 2, record="old.npz", max_steps=3)
     refused(play.main, again, says="2 of 2 .* within 3 steps .*--max-steps")
-    play.main(play.Play("run", 2, record="old.npz", overwrite=True))
+    play.main(play.Play("run", 2, record="old.npz"))
     assert len(demos.read_demos("old.npz")["ret"]) == 2
     assert sorted(path.name for path in Path().glob("*.npz*")) == ["old.npz"]
 
