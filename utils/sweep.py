@@ -15,7 +15,6 @@ import itertools
 import shlex
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,18 +129,16 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 
 
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
-    """Do a job, write and print its result, and return "" or what went wrong."""
-    start = time.perf_counter()
+    """Do a job, write and print its result, and return "" or a line on what went wrong."""
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in job.command else "w") as log:
         collect = [sys.executable, "-m", "utils.sweep", "--results", str(job.run_dir)]
         status = call(job.command, log, running) or call(collect, log, running)
     done = status == 0 and has_result(job.run_dir, job.total_steps)
-    trouble = "" if done else f"exit status {status}, no result"
-    said = headline(job.run_dir) if done else trouble
-    print(f"{job.run_dir}: {said}, {time.perf_counter() - start:.0f} s", flush=True)
-    return trouble
+    said = headline(job.run_dir) if done else f"exit status {status}, no result; see {log.name}"
+    print(f"{job.run_dir}: {said}", flush=True)
+    return "" if done else f"{job.run_dir}: {said}"
 
 
 def run_all(jobs: list[Job], workers: int) -> int:
@@ -157,11 +154,8 @@ def run_all(jobs: list[Job], workers: int) -> int:
             for process in list(running):
                 process.terminate()  # after Ctrl-C it was told twice, which is harmless
             raise
-    for job, trouble in zip(todo, troubles):
-        if trouble:
-            lines = Path(f"{job.run_dir}.log").read_text(errors="replace").splitlines()
-            print(f"\n{job.run_dir}: {trouble}; the end of {job.run_dir}.log:")
-            print("\n".join(f"    {line}" for line in lines[-8:]))
+    for trouble in filter(None, troubles):
+        print(trouble)
     return int(any(troubles))
 
 

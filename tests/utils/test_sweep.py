@@ -97,8 +97,7 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(capsy
     assert sweep.main(asked) == 1
     first, second = (job.run_dir for job in sweep.plan(asked))
     out = capsys.readouterr().out
-    assert f"{first}: exit status -9, no result; the end of {first}.log" in out
-    assert Path(f"{first}.log").read_text().splitlines()[-1] in out
+    assert out.count(f"{first}: exit status -9, no result; see {first}.log\n") == 2
     assert not (first / "result.json").exists()
     result = (second / "result.json").read_text()
 
@@ -134,8 +133,8 @@ def test_signal_stops_the_runs_and_they_save(number, status, said):
         found = wait_for(lambda: list(Path("out").rglob("resume-[1-9]*[0-9]")), process)
     finally:
         process.send_signal(number)
-    out, err = process.communicate()
-    assert process.returncode == status and err == said and "the end of" not in out
+    _, err = process.communicate()
+    assert process.returncode == status and err == said
     run = found[0].parent
     (saved,) = run.glob("resume-*")
     assert saved.name == f"resume-{read_table(run, 'progress.csv')[-1]['step']}"
@@ -149,8 +148,6 @@ def test_a_crash_does_not_stop_the_rest(capsys, monkeypatch):
         """Run nothing: seed 2 fails, seed 5 leaves no result, the others do."""
         commands.append(command)
         run = Path(command[-1])
-        if run.name == "seed2":
-            print("first line\n" * 20 + "Traceback ...\nValueError: the last line", file=log)
         if run.name in ("seed2", "seed5"):
             return 3 * (run.name == "seed2")
         run.mkdir(exist_ok=True)
@@ -163,11 +160,11 @@ def test_a_crash_does_not_stop_the_rest(capsys, monkeypatch):
     jobs = sweep.plan(asked)
     assert sweep.run_all(jobs, 2) == 1
     out = capsys.readouterr().out
-    assert out.count("train100 12.5, eval 1.5") == 3 and out.count("exit status 3, no result") == 2
+    assert out.count("train100 12.5, eval 1.5") == 3
+    assert out.count("seed2: exit status 3, no result; see ") == 2
     assert "seed5: exit status 0, no result" in out
     for k, job in enumerate(jobs):
         assert out.count(f"{job.run_dir}: starts, {4 - k} left to start\n") == 1
-    assert out.count("ValueError: the last line") == 1 and out.count("first line") < 150
     told = len(commands)
     assert sweep.run_all(jobs, 2) == 1
     assert (told, len(commands)) == (9, 12)         # nothing to collect of the one that failed
