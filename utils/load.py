@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 from utils.envs import make_envs
@@ -34,19 +35,6 @@ def read_run(run, best: bool = False):
     return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 
-def make_agent(module, cfg, spaces=None):
-    """Return a new Agent for the spaces of a checkpoint, or for those of the environment.
-
-    UsageError: the algorithm does not take the environment.
-    """
-    if spaces:
-        return module.Agent(*from_plain(spaces), cfg)
-    envs = make_envs(cfg, 1)
-    agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    envs.close()
-    return agent
-
-
 def load_agent(run, best: bool = False):
     """Return the trained Agent of a run, with its statistics, on the CPU.
 
@@ -61,6 +49,10 @@ def load_agent(run, best: bool = False):
         warnings.warn(f"{module.__name__}, or what it uses of utils/, has changed since {run} was "
                       f"made, so the policy may act differently; {run}/algo.py is the code of the "
                       "run", stacklevel=2)
-    agent = make_agent(module, cfg, policy.get("spaces"))
+    if policy.get("spaces"):
+        agent = module.Agent(*from_plain(policy["spaces"]), cfg)
+    else:
+        with closing(make_envs(cfg, 1)) as envs:
+            agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     checkpoint.load_into(agent, policy["agent"], run)
     return agent.eval()

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from utils.env_ids import with_version
 from utils.errors import UsageError
-from utils.load import find_module, make_agent
+from utils.load import find_module
 from utils.results import OURS, has_result, headline, make_results
 from utils.run.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
@@ -76,10 +76,6 @@ def plan(sweep: Sweep) -> list[Job]:
         flags = [word for given in zip(grid, values) for word in set_flags(module, *given)]
         flags = ["--env", env, *flags]
         cfg = with_version(parse(module.Config, module.__doc__, flags))
-        try:
-            make_agent(module, cfg)
-        except UsageError as error:  # the algorithm cannot handle the environment
-            raise UsageError(f"{module.__name__} on {cfg.env}: {error}") from None
         settings = ",".join(f"{name}={as_text(getattr(cfg, name), '-')}" for name in sorted(grid))
         folder = Path(sweep.out, as_folder(cfg.env), algo, as_folder(settings) or "default")
         runs.append((folder, cfg, [sys.executable, "-m", module.__name__, *flags]))

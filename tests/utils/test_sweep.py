@@ -68,7 +68,6 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     ({"envs": ("CartPol-v1",)}, "CartPole"),
     ({"envs": ()}, "--envs are needed"),
     ({"set": ("lr=1e-4,",)}, "--set lr=1e-4,: it takes name=value or name=value,value"),
-    ({"algos": ("sac",)}, "^algos.sac on CartPole-v1: --env has the action space Discrete"),
     ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
