@@ -8,15 +8,12 @@ import re
 import sys
 import traceback
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
-from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from utils.errors import UsageError
-from utils.mpi import say_once
 
 # How the names of the environments of gymnasium-robotics begin.
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
@@ -28,19 +25,16 @@ def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bo
     return env.rpartition(":")[2].startswith(names)
 
 
-def with_version(cfg):
-    """Return `cfg` with the newest version, if --env names none. UsageError: it is unknown."""
-    with refusing_bad_env(cfg):
-        name = cfg.env.rpartition(":")[2]
-        namespace, base, version = parse_env_id(name)
-        newest = find_highest_version(namespace, base) if version is None else None
-        spec = gym.spec(name if newest is None else f"{name}-v{newest}")
-        if "ale_py" in str(spec.entry_point) and not is_game(name, "ALE/"):
-            raise gym.error.DeprecatedEnv("its pictures are not preprocessed")
-    if newest is None:
-        return cfg
-    say_once(f"environment: {cfg.env}-v{newest}, the newest version")
-    return replace(cfg, env=f"{cfg.env}-v{newest}")
+def read_kwargs(cfg) -> dict:
+    """Return --env-kwargs as a dict."""
+    try:
+        env_kwargs = json.loads(cfg.env_kwargs)
+        if isinstance(env_kwargs, dict):
+            return env_kwargs
+        wrong = "this is another value"
+    except json.JSONDecodeError as error:
+        wrong = error
+    raise UsageError(f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object: {wrong}")
 
 
 @contextlib.contextmanager
@@ -50,10 +44,8 @@ def refusing_bad_env(cfg):
     Silences only the deprecation notices of -v4 environments, which the published figures use.
     """
     package, _, name = cfg.env.rpartition(":")
+    env_kwargs = read_kwargs(cfg)
     try:
-        env_kwargs = json.loads(cfg.env_kwargs)
-        if not isinstance(env_kwargs, dict):
-            raise json.JSONDecodeError("this is another value", cfg.env_kwargs, 0)
         if is_game(name, "ALE/"):
             gym.register_envs(importlib.import_module("ale_py"))
         if is_game(name, "MinAtar/") and "MinAtar/Breakout-v1" not in gym.registry:
@@ -81,8 +73,6 @@ def what_is_wrong(cfg, error: Exception) -> str:
     said = re.sub("(?<=Did you mean: `)[^`]*", lambda like: like[0] + ending * (
         like[0] + ending in gym.registry), said)
     given = f"; --env-kwargs is {cfg.env_kwargs}" * (cfg.env_kwargs != "{}")
-    if isinstance(error, json.JSONDecodeError):
-        return f"{given}; it takes a JSON object of what the environment takes: {said}"
     if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
         for missing, begins in {"ale-py": "ALE/", "minatar": "MinAtar/",
                                 "gymnasium-robotics": ROBOTICS,

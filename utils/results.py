@@ -7,13 +7,13 @@ when the code changes.
 import json
 import math
 import sys
+from contextlib import closing
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import torch
 
-from utils.env_ids import with_version
+from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.files import write_text
@@ -62,9 +62,9 @@ def make_result(run: Path) -> dict:
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))
     torch.set_num_threads(cfg.torch_threads)
-    agent, cfg = load_agent(run), with_version(cfg)  # which imports what registers the environment
-    classic = "classic_control" in str(gym.spec(cfg.env.rpartition(":")[2]).entry_point)
-    final, _ = evaluate(agent, cfg, 100 if classic else 10, cfg.seed)
+    with closing(make_envs(cfg, 1)) as envs:
+        classic = "classic_control" in str(envs.unwrapped.spec.entry_point)
+    final, _ = evaluate(load_agent(run), cfg, 100 if classic else 10, cfg.seed)
     settings = {name: x for name, x in vars(cfg).items() if name not in OURS | NO_NUMBERS}
     usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
     usual |= {"total_steps": type(cfg).for_env(cfg.env).total_steps}

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.load import find_module
 from utils.results import OURS, has_result, headline, make_results
@@ -75,7 +74,7 @@ def plan(sweep: Sweep) -> list[Job]:
         module = find_module(f"algos.{algo}", f"--algos {algo}")
         flags = [word for given in zip(grid, values) for word in set_flags(module, *given)]
         flags = ["--env", env, *flags]
-        cfg = with_version(parse(module.Config, module.__doc__, flags))
+        cfg = parse(module.Config, module.__doc__, flags)
         settings = ",".join(f"{name}={as_text(getattr(cfg, name), '-')}" for name in sorted(grid))
         folder = Path(sweep.out, as_folder(cfg.env), algo, as_folder(settings) or "default")
         runs.append((folder, cfg, [sys.executable, "-m", module.__name__, *flags]))

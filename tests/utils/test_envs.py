@@ -61,7 +61,7 @@ from utils.wrappers import OwnStep, success as success_of
 def test_unusable_environments(env, kwargs, message, capsys):
     """Before anything is said."""
     with pytest.raises(UsageError, match=message):
-        make_envs(env_ids.with_version(Config(env=env, env_kwargs=kwargs)), 1)
+        make_envs(Config(env=env, env_kwargs=kwargs), 1)
     assert capsys.readouterr().out == ""
 
 

@@ -18,7 +18,6 @@ from utils.errors import UsageError
 from utils.goals import NO_INFO, goal_env
 from utils.mpi import say_once
 from utils.nets import nature_cnn
-from utils.run.settings import with_version
 from utils.spaces import act_kind, image_layout
 
 
@@ -71,7 +70,7 @@ def test_what_cannot_be_made_is_refused_with_advice(env, says, tmp_path, monkeyp
         Path("site", name).parent.mkdir(parents=True, exist_ok=True)
         Path("site", name).write_text(text)
     with pytest.raises(UsageError, match=says) as error:
-        ppo.train(with_version(ppo.Config(env=env)))
+        ppo.train(ppo.Config(env=env))
     assert "\n" not in str(error.value)
     gym.registry.pop("Ship-v0", None)
     for name in [name for name in sys.modules if "_games" in name]:

@@ -32,11 +32,11 @@ from tests.helpers import (
     PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, refused, rows, run, same,
     saved, snapshot, steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import env_ids, play, results
+from utils import play, results
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import q_and_return
-from utils.run import Run, directory, run as run_module, settings
+from utils.run import directory, run as run_module, settings
 from utils.run.directory import default_dir, find_run_dir, read_config
 from utils.run.launch import cores
 from utils.run.run import Stopped, choose_device
@@ -298,25 +298,19 @@ def test_runs_by_other_rules_lie_apart(kwargs, folder):
     run_dir = default_dir(Config(env_kwargs=kwargs))
     middle = run_dir.relative_to("runs/CartPole-v1/toy").parent
     assert re.fullmatch(folder or r"\.", str(middle)) and run_dir.name == "seed1"
+    said = "--env-kwargs is {a}; it takes a JSON object: "
+    assert said in refused(find_run_dir, Config(run_dir="", env_kwargs="{a}"))
 
 
-@pytest.mark.parametrize("env,folder", [("CartPole", "CartPole-v1"), ("ALE/Pong", "ALE-Pong-v5"),
-                                        ("tests.envs:Ends", "tests.envs-Ends-v0")])
-def test_an_environment_without_version_is_its_newest(env, folder, capsys, monkeypatch):
-    """Its runs lie in one folder with those that name the version, and resume like them."""
-    monkeypatch.setattr(env_ids, "say_once", print)
-    rules = '{"max_episode_steps": 9}'
-    cfg = Config(env=env, env_kwargs=rules, run_dir="", total_steps=800)
-    with Run(cfg) as run:
-        assert Path(run.cfg.run_dir) == Path("runs", folder, "toy/max_episode_steps=9/seed1")
-    assert find_run_dir(run.cfg) == run.cfg
-    assert f"environment: {run.cfg.env}, the newest version\n" in capsys.readouterr().out
-    if env == "CartPole":
-        toy_train(replace(cfg, total_steps=100))
-        assert find_run_dir(replace(cfg, resume=True)).env == "CartPole-v1"
-        typed = parse(Config, "", ["--env", env, "--env-kwargs", rules, "--run-dir=", "--resume",
-                                   "--total-steps", "800"])
-        assert find_run_dir(typed) == replace(run.cfg, resume=True)
+def test_a_run_by_other_rules_resumes():
+    rules = {"run_dir": "", "env_kwargs": '{"max_episode_steps": 9}'}
+    toy_train(Config(run_dir="", total_steps=100))
+    toy_train(Config(**rules, total_steps=100))     # it is not refused for the run before
+    typed = parse(Config, "", ["--run-dir=", "--env-kwargs", rules["env_kwargs"], "--resume",
+                               "--total-steps", "200"])
+    toy_train(typed)
+    folder = Path("runs/CartPole-v1/toy")
+    assert [len(rows(folder / name)) for name in ("seed1", "max_episode_steps=9/seed1")] == [1, 2]
 
 
 def typed(*args, of=Config):

@@ -65,7 +65,6 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
 
 @pytest.mark.parametrize("changed, message", [
     ({"algos": ("pp",)}, "--algos pp: there is no algos.pp, only .*algos.ppo"),
-    ({"envs": ("CartPol-v1",)}, "CartPole"),
     ({"envs": ()}, "--envs are needed"),
     ({"set": ("lr=1e-4,",)}, "--set lr=1e-4,: it takes name=value or name=value,value"),
     ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),

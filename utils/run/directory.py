@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from utils import mpi
-from utils.env_ids import with_version
+from utils.env_ids import read_kwargs
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
@@ -46,17 +46,16 @@ def default_dir(cfg) -> Path:
     So runs by other rules lie apart.
     """
     algo = module_of(type(cfg)).rpartition(".")[2]
-    given = sorted(json.loads(cfg.env_kwargs).items())
+    given = sorted(read_kwargs(cfg).items())
     rules = ",".join(f"{name}={as_text(value, '-')}" for name, value in given)
     return Path("runs", as_folder(cfg.env), algo, as_folder(rules)[:200], f"seed{cfg.seed}")
 
 
 def find_run_dir(cfg):
-    """Return `cfg` with its run directory and with the environment's version.
+    """Return `cfg` with its run directory.
 
     Every rank calls it; it writes nothing. UsageError: something is not there, or would be lost.
     """
-    cfg = with_version(cfg)
     cfg = replace(cfg, run_dir=str(cfg.run_dir or default_dir(cfg)))
     if cfg.resume:
         check_resume(cfg)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from utils import mpi
-from utils.env_ids import is_game, with_version
+from utils.env_ids import is_game
 from utils.errors import UsageError
 from utils.run.command import as_flags, flag, program, read_command, read_settings
 from utils.run.code import module_of
@@ -146,7 +146,6 @@ def main(train, config_class, doc: str) -> None:
     with program("nothing new was saved; the same command starts again"):
         cfg = parse(config_class, doc)
         start_ranks(cfg.num_procs)  # with --num-procs P, this process becomes P ranks
-        cfg = with_version(cfg)
         suits = {name: value for name, value in config_class.suited_to(cfg.env).items()
                  if getattr(cfg, name) == value and not cfg.resume}
         if suits:
@@ -165,7 +164,7 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     first = read_settings(*command)
     if first["resume"]:
         named = {name: first[name] for name in ("env", "env_kwargs", "seed")}
-        run_dir = first["run_dir"] or default_dir(with_version(config_class(**named)))
+        run_dir = first["run_dir"] or default_dir(config_class(**named))
         default = config_class.of_run(run_dir, resume=True)
     else:
         suits = config_class.suited_to(first["env"])
