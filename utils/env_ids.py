@@ -8,7 +8,6 @@ import re
 import sys
 import traceback
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -18,6 +17,11 @@ from utils.errors import UsageError
 # How the names of the environments of gymnasium-robotics begin.
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
             "PointMaze")
+# What to install for names that begin so.
+PACKAGES = {"ale-py": "ALE/", "minatar": "MinAtar/", "gymnasium-robotics": ROBOTICS}
+# What may help with a name that Gymnasium does not know.
+ADVICE = ("; an id of another package needs its module, as in minigrid:MiniGrid-Empty-5x5-v0 or "
+          "my_module:MyEnv-v0; games are called ALE/Pong-v5 or MinAtar/Breakout-v1")
 
 
 def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bool:
@@ -68,62 +72,22 @@ def refusing_bad_env(cfg):
 def what_is_wrong(cfg, error: Exception) -> str:
     """Return what follows "--env is ..." in the message about an environment that is not made."""
     said = " ".join(str(error).partition(" was raised from the environment creator")[0].split())
-    package, _, name = cfg.env.rpartition(":")
-    ending = re.search("(-v[0-9]+)?$", name)[0]  # of what was typed, for a name that is like it
-    said = re.sub("(?<=Did you mean: `)[^`]*", lambda like: like[0] + ending * (
-        like[0] + ending in gym.registry), said)
-    given = f"; --env-kwargs is {cfg.env_kwargs}" * (cfg.env_kwargs != "{}")
+    name = cfg.env.rpartition(":")[2]
     if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
-        for missing, begins in {"ale-py": "ALE/", "minatar": "MinAtar/",
-                                "gymnasium-robotics": ROBOTICS,
-                                "'gymnasium[box2d]'": name if "ox2" in said else ()}.items():
+        for missing, begins in PACKAGES.items():
             if name.startswith(begins):
                 return f", which is not installed: pip install {missing}"
-        new = f"{cfg.env[:-1]}4"
-        if re.search("have been moved|mujoco_py", said) and new in gym.registry:
-            return f", which is not installed: {new} is the same robot with the MuJoCo of today"
-        other = "; it is made for another version of Gymnasium" * ("'gymnasium." in said)
-        return f", which cannot be imported: {said}{other or advice(package)}"
+        box2d = "; pip install 'gymnasium[box2d]'" * ("ox2" in said)
+        return f", which cannot be imported: {said}{box2d}"
     if isinstance(error, gym.error.Error):
-        with contextlib.suppress(ImportError):
-            importlib.import_module("ale_py")  # registers its games
-        game = re.sub("(?i)^(ALE/)?|(NoFrameskip|Deterministic|-ram|-v[0-9]).*", "", name)
-        known = {each.lower(): each for each in gym.registry}
-        if game := known.get(f"ale/{game}-v5".lower()):
-            return (f": this game is called {game} here; --env-kwargs "
-                    """'{"repeat_action_probability": 0}' plays it without sticky actions. """
-                    "MinAtar's are MinAtar/Breakout-v1, ...")
+        version = re.search("(-v[0-9]+)?$", name)[0]
+        said = re.sub("(?<=Did you mean: `)[^`]*", lambda like: like[0] + version * (
+            like[0] + version in gym.registry), said)
         unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound)
-        return f": {said}{advice(package) if unknown else ''}"
-    if needs := re.search("missing .* required .*argument.*?: (.*)", said):
-        return (f", which needs {needs[1]}: say it in --env-kwargs, or, if it is no JSON, in an id "
-                "of your own (docs/howto.md, Environments of other packages)")
+        return f": {said}{ADVICE * unknown}"
     at = traceback.extract_tb((error.__cause__ or error).__traceback__)[-1]
-    other = "; it may need another version of MuJoCo" * ("'Mj" in said)
-    return (f"{given}; making it raised {type(error).__name__}: {said or at.line} ({at.filename}, "
-            f"line {at.lineno}){other}")
-
-
-def advice(package: str) -> str:
-    """Return what may help if the module `package` of an id does not do what it should, or ""."""
-    top = package.partition(".")[0]
-    if not package:
-        return ("; an id of another package needs its module, as in minigrid:MiniGrid-Empty-5x5-v0 "
-                "or my_module:MyEnv-v0; games are called ALE/Pong-v5 or MinAtar/Breakout-v1")
-    if "-" in top:
-        return f"; a module has underscores: {top.replace('-', '_')}"
-    spec = importlib.util.find_spec(top) if top else None
-    folder = Path(*(spec and spec.submodule_search_locations or ["/nowhere"])[:1])
-    texts = {path.relative_to(folder): path.read_text(errors="replace")
-             for path in folder.rglob("*.py")}
-    code = "\n".join(texts.values())
-    if "gymnasium" not in code and re.search(r"^\s*(import|from) gym\b", code, re.M):
-        return "; this package is made for Gym, and plainrl needs one for Gymnasium 1"
-    modules = {".".join((top, *path.with_suffix("").parts)).removesuffix(".__init__")
-               for path, text in texts.items() if re.search(r"\bregister\(\s*(id|f?['\"])", text)}
-    modules = ", ".join(sorted(modules - {package})[:3])
-    unknown = package in sys.modules and modules  # the package is there, the name is not
-    return f"; these modules register environments: {modules}" if unknown else ""
+    return (f" with --env-kwargs {cfg.env_kwargs}; making it raised {type(error).__name__}: "
+            f"{said or at.line} ({at.filename}, line {at.lineno})")
 
 
 @contextlib.contextmanager
@@ -133,10 +97,8 @@ def mujoco_of_today():
     And let gymnasium-robotics, which asks whether a number is `in` types of joints, see these as
     numbers, too: since MuJoCo 3.14 they are not.
     """
-    try:
-        import mujoco  # takes a tenth of a second
-    except RuntimeError as error:  # it does not know the MUJOCO_GL that is set
-        raise UsageError(f"MuJoCo: {error}") from None
+    import mujoco  # takes a tenth of a second
+
     if robotics := sys.modules.get("gymnasium_robotics.utils.mujoco_utils"):
         joints = {name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()}
         robotics.mujoco = SimpleNamespace(**vars(mujoco) | {"mjtJoint": SimpleNamespace(**joints)})

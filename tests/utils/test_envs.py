@@ -39,24 +39,22 @@ from utils.wrappers import OwnStep, success as success_of
 @pytest.mark.parametrize("env,kwargs,message", [
     ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*Did you mean: `HalfCheetah-v4`"),
     ("no_such_package:Env-v0", "{}", "imported: No module .*no_such_package"),
-    ("a b", "{}", "--env is a b"), ("pong", "{}", "called ALE/Pong-v5"),
+    ("a b", "{}", "--env is a b"), ("pong", "{}", "games are called ALE/Pong-v5 or MinAtar/Br"),
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
     ("ALE/Pong-v5", '{"repeat_action_probability": 2}', "repeat_action_probability is 2, no prob"),
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
-    ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "Hopper-v4 is the same robot"),
-    ("HandReach-v0", "{}", "not installed: (?!HandReach-v4)"),
+    ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "cannot be imported: MuJoCo v"),
     *((env, "{}", f"^--env is {env}.*{said}") for env, said in (
         ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"),
-        ("CartPole-v9", "v1"), ("ale/pong-v5", "game is called ALE/Pong-v5"),
-        ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "called ALE/Pong-v5"),
-        ("Breakout-ramDeterministic-v4", "called ALE/Breakout-v5 here; --env-kwargs .*sticky"),
+        ("CartPole-v9", "v1"), ("ale/pong-v5", "games are called ALE/Pong-v5"),
+        ("PongNoFrameskip-v4", "games are called ALE/Pong-v5"),
         ("..:X", "relative import"), (":X", "doesn't exist"),
         ("a:b:c", "No module named 'a:b'"))),
-    *((env, '{"wind": 1}', "--env-kwargs is .* raised TypeError: .* 'wind' ") for env in (
+    *((env, '{"wind": 1}', "--env-kwargs {.* raised TypeError: .* 'wind' ") for env in (
         "CartPole-v1", "ALE/Pong-v5")),
     ("tasks:Scaled-v0", '{"env": "Nowhere-v0", "factor": 2}', "Nowhere"),
-    ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs is .* raised ValueError: .*positive"),
+    ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs {.* raised ValueError: .*positive"),
 ])
 def test_unusable_environments(env, kwargs, message, capsys):
     """Before anything is said."""

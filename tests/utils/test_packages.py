@@ -1,7 +1,5 @@
 """Environments of other packages: what is refused with advice, and what becomes of the others."""
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +12,6 @@ from tests.envs import Ends, GoalEnds, Uneven
 from tests.helpers import agent_for, quick, refused
 from tests.toy import Config
 from utils.envs import make_envs
-from utils.errors import UsageError
 from utils.goals import NO_INFO, goal_env
 from utils.mpi import say_once
 from utils.nets import nature_cnn
@@ -48,33 +45,13 @@ for kind in (Needs, Breaks, Vectors):
 
 
 @pytest.mark.parametrize("env,says", [
-    ("Needs-v0", "which needs 'df': say it in --env-kwargs, or, if it is no JSON, in an id"),
+    ("Needs-v0", "; making it raised TypeError: .* missing 1 required positional argument: 'df' "),
     ("Breaks-v0", r"; making it raised KeyError: 'SIM_HOME' \(.*test_packages.py, line \d+\)$"),
     ("MiniGrid-Empty-5x5-v0", "needs its module, as in minigrid:MiniGrid-Empty-5x5-v0"),
     ("Space/Ship-v0", "needs its module, as in minigrid"), ("CartPole-v7", "^((?!module).)*$"),
-    ("my-games:Ship-v0", "a module has underscores: my_games"),
-    ("my_games:Ship-v0", "these modules register environments: my_games.envs$"),
-    ("my_games.envs:Boat-v0", "Environment `Boat` doesn't exist.$"),
-    ("old_games:Ship-v0", "doesn't exist.; this package is made for Gym, and plainrl needs one "),
-    ("older_games:Ship-v0", "this package is made for Gym, and plainrl"),
-    ("past_games:Ship-v0", "another version of Gymnasium$"),
 ])
-def test_what_cannot_be_made_is_refused_with_advice(env, says, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    for name, text in {
-            "my_games/__init__.py": "", "my_games/envs/__init__.py": "import gymnasium\n"
-            "gymnasium.register(\n    id='Ship-v0', entry_point='tests.envs:Ends')\n",
-            "old_games/__init__.py": "try:\n    import gym\nexcept ImportError:\n    pass\n",
-            "older_games/__init__.py": "from gym.envs import register\nregister(id='Ship-v0')\n",
-            "past_games/__init__.py": "import gymnasium.wrappers.compatibility\n"}.items():
-        Path("site", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("site", name).write_text(text)
-    with pytest.raises(UsageError, match=says) as error:
-        ppo.train(ppo.Config(env=env))
-    assert "\n" not in str(error.value)
-    gym.registry.pop("Ship-v0", None)
-    for name in [name for name in sys.modules if "_games" in name]:
-        del sys.modules[name]
+def test_what_cannot_be_made_is_refused_with_advice(env, says):
+    refused(ppo.train, ppo.Config(env=env), says=says)
 
 
 def test_a_reward_is_one_number(monkeypatch):
