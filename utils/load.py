@@ -32,7 +32,7 @@ def read_run(run, best: bool = False):
     path = Path(run, "best.pt" if best else "policy.pt")
     if best and not path.exists():
         raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
-    return module, cfg, checkpoint.load_file(path, "agent", "step")
+    return module, cfg, checkpoint.load_file(path)
 
 
 def load_agent(run, best: bool = False):

@@ -2,16 +2,14 @@
 import errno
 import os
 import pickle
-import random
 import shutil
 import sys
 import warnings
 import zipfile
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,37 +17,11 @@ from algos import ppo
 from tests import toy
 from tests.helpers import ROOT, refused, rows, run, same, steps
 from utils import play
-from utils.errors import UsageError
 from utils.run import checkpoint, code, directory
 from utils.run.directory import has_changed
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
            "step": 3, "settings": {"hidden": (64, 64), "env": "é", "lr": 1e-3, "x": None}}
-
-
-@pytest.mark.parametrize("value", [
-    {"lr": np.float64(1)}, {"opt": {"groups": [{"lr": np.float32(1)}]}}, {"mean": np.zeros(3)},
-    {"last": deque([1.0])}, {"rng": np.random.RandomState(1).get_state()}])
-def test_what_could_not_be_loaded_is_not_saved(tmp_path, value):
-    with pytest.raises(OSError, match="cannot write .*a.pt: .* no tensor or plain value"):
-        checkpoint.save_file(tmp_path / "a.pt", value)
-    assert not os.listdir(tmp_path)
-
-
-def test_each_flipped_bit_is_refused_or_harmless(tmp_path):
-    path = tmp_path / "a.pt"
-    checkpoint.save_file(path, PAYLOAD)
-    assert same(checkpoint.load_file(path), PAYLOAD)
-    whole, refusals, rng = path.read_bytes(), 0, random.Random(1)
-    for _ in range(400):
-        spoiled = bytearray(whole)
-        spoiled[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        path.write_bytes(spoiled)
-        try:
-            assert same(checkpoint.load_file(path), PAYLOAD)            # a gap between the records
-        except UsageError:
-            refusals += 1
-    assert refusals > 100
 
 
 class Payload:
@@ -74,40 +46,30 @@ def test_a_pickled_payload_is_refused_and_not_run(tmp_path, protocol):
 
 def test_what_is_no_checkpoint_is_refused():
     Path("text").write_text("hello")
-    torch.save([1, 2], "list")
     os.mkdir("folder")
     with zipfile.ZipFile("zip", "w") as archive:
         archive.writestr("a", "b")
-    for name, why in {"none": "No such file", "folder": "Is a directory", "list": "it lacks step",
-                      "text": "File is not a zip", "zip": ""}.items():
-        said = refused(checkpoint.load_file, name, "step")
-        assert said.startswith(f"{name} cannot be read as a checkpoint: {why}")
     checkpoint.save_file("a.pt", PAYLOAD)
-    assert "lacks optimizer" in refused(checkpoint.load_file, "a.pt", "step", "optimizer")
+    assert same(checkpoint.load_file("a.pt"), PAYLOAD)
+    Path("half").write_bytes(Path("a.pt").read_bytes()[:-100])
+    for name, why in {"none": r"\[Errno 2\] No such file", "folder": r"\[Errno 21\] Is a directory",
+                      "text": "", "zip": "", "half": "PytorchStreamReader failed"}.items():
+        refused(checkpoint.load_file, name, says=f"^{name} cannot be read as a checkpoint: {why}")
 
 
 def no_space(*args, **kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def half_a_file(payload, file):
-    file.write(b"PK" + bytes(100))
-
-
-@pytest.mark.parametrize("module,name,broken", [
-    (os, "fsync", no_space),
-    (torch, "save", no_space),
-    (torch, "save", half_a_file),                                       # found by opening it again
-    (os, "replace", no_space),
-])
-def test_the_old_file_stays_if_saving_fails(tmp_path, monkeypatch, module, name, broken):
+@pytest.mark.parametrize("module,name", [(os, "fsync"), (torch, "save"), (os, "replace")])
+def test_the_old_file_stays_if_saving_fails(tmp_path, monkeypatch, module, name):
     path = tmp_path / "a.pt"
     checkpoint.save_file(path, {"step": 1})
     checkpoint.save_resume(tmp_path, 1, {"step": 1})
-    monkeypatch.setattr(module, name, broken)
-    with pytest.raises(OSError, match="cannot write .*a.pt: .*; the old checkpoint is intact"):
+    monkeypatch.setattr(module, name, no_space)
+    with pytest.raises(OSError, match="No space left"):
         checkpoint.save_file(path, {"step": 2})
-    with pytest.raises(OSError, match="cannot write .*rank0.pt"):
+    with pytest.raises(OSError, match="No space left"):
         checkpoint.save_resume(tmp_path, 2, {"step": 2})
     monkeypatch.undo()
     assert checkpoint.load_file(path) == {"step": 1}
@@ -141,15 +103,14 @@ def test_before_every_call_of_the_system_there_is_a_whole_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("other,message", [
-    (torch.nn.Linear(3, 2, bias=False), "bias is absent, not"),
-    (torch.nn.Sequential(torch.nn.Linear(3, 2)), "weight is absent"),
+    (torch.nn.Linear(3, 2, bias=False), 'Missing .*: "bias"'),
+    (torch.nn.Sequential(torch.nn.Linear(3, 2)), 'Unexpected .*: "0.weight"'),
+    (torch.nn.Linear(3, 4), "size mismatch for bias"),
 ])
-def test_other_sizes_name_the_first_parameter(other, message):
+def test_another_network_is_refused_by_the_names_that_differ(other, message):
     module = torch.nn.Linear(3, 2)
-    before = module.weight.clone()
-    with pytest.raises(UsageError, match=f"run holds another network: its {message}"):
-        checkpoint.load_into(module, other.state_dict(), "run")
-    assert torch.equal(module.weight, before)
+    refused(checkpoint.load_into, module, other.state_dict(), "run",
+            says=f"^run holds another network: {message}")
 
 
 # ---- The code that a run keeps

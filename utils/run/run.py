@@ -43,9 +43,6 @@ from utils.run.launch import check_ranks, from_root, local_rank, together
 from utils.run.summary import summary
 from utils.spaces import has_images, to_plain
 
-# In each rank's part of a checkpoint.
-SAVED = ("state", "rng", "cuda_rng", "env_rng", "seconds", "best")
-
 
 class Stopped(KeyboardInterrupt):
     """Raised after SIGINT or SIGTERM, when the checkpoint is written. `status` is for exit."""
@@ -138,7 +135,7 @@ class Run:
         together(lock_and_empty if self.root else None, cfg, self.stack)
         together(check_shared, cfg, mpi.gather(whose_code(cfg))[0])
         if resumed:
-            self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
+            self.reported_step, saved = checkpoint.load_resume(cfg.run_dir)
             together(self.load_checkpoint, saved)
         self.env_seed = seed_of(cfg.seed, 1, self.reported_step)
         if self.reported_step >= cfg.total_steps:
@@ -164,7 +161,7 @@ class Run:
         """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
         own = self.agent.state_dict()
-        policy = checkpoint.load_file(path, "agent", "step", flag="--init-from: ")
+        policy = checkpoint.load_file(path)
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, f"--init-from: {path}")
