@@ -20,7 +20,6 @@ from utils.files import write_text
 from utils.load import load_agent, read_run
 from utils.logger import read_table
 from utils.run.directory import read_config
-from utils.run.summary import rounded
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
 BACKEND = {"bf16", "device", "torch_threads"}  # they change numbers only by rounding
@@ -36,7 +35,7 @@ def has_result(run_dir: Path, total_steps: int) -> bool:
 def headline(run_dir: Path) -> str:
     """Return the two main figures of a run's result as text."""
     result = json.loads((run_dir / "result.json").read_text())
-    return f"train100 {result['train100']}, eval {rounded(np.mean(result['eval']))}"
+    return f"train100 {result['train100']}, eval {round(np.mean(result['eval']), 3)}"
 
 
 def make_result(run: Path) -> dict:

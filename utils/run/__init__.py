@@ -6,7 +6,6 @@
     directory.py    the run directory, its lock and config.json
     code.py         whose code a run has
     checkpoint.py   policy.pt, best.pt and what --resume needs
-    summary.py      the last lines
 """
 
 from utils.run.run import Run

@@ -19,6 +19,7 @@ checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 import math
 import os
 import random
+import shlex
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ import time
 from collections import deque
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +39,10 @@ from utils.errors import UsageError
 from utils.evaluate import evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
+from utils.run.code import module_of
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, plain_settings, whose_code, write_config)
 from utils.run.launch import check_ranks, from_root, local_rank, together
-from utils.run.summary import summary
 from utils.spaces import has_images, to_plain
 
 
@@ -99,8 +101,20 @@ class Run:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
                            "continues it")
-        if self.ended and self.root:
-            mpi.say(summary(self.cfg, self.reported_step, self.reported - self.started))
+        if self.ended:
+            self.say_how_to_go_on()
+
+    def say_how_to_go_on(self):
+        """Print how far the run has come, and the commands that show and continue it."""
+        run, step, total = shlex.quote(self.cfg.run_dir), self.reported_step, self.cfg.total_steps
+        resume = f"python -m {module_of(type(self.cfg))} --run-dir {run} --resume"
+        resume += f" --total-steps {2 * total:.0f}" * (step >= total)
+        seconds = timedelta(seconds=round(self.reported - self.started))
+        mpi.say(f"{'done' if step >= total else 'stopped':<10}{step:,} of {total:,.0f} steps in "
+                f"{seconds}\n"
+                f"play      python -m utils.play {run}\n"
+                f"plot      python -m plot {run}\n"
+                f"resume    {resume}")
 
     # ---- start
 
