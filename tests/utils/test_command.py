@@ -247,14 +247,12 @@ def test_a_program_ends_with_one_message_and_a_status(error, status, said, capsy
     assert caught.value.code == status and capsys.readouterr() == ("", said)
 
 
-def test_a_refusal_is_printed_by_rank_0_alone_and_every_rank_leaves(capsys, monkeypatch):
+def test_a_refusal_of_one_of_several_ranks_ends_all(monkeypatch):
     left, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(mpi, "size", lambda: 2)
     monkeypatch.setattr(command, "leave", lambda *args: left.append(args))
-    for rank in (0, 1):
-        monkeypatch.setattr(mpi, "rank", lambda rank=rank: rank)
-        with pytest.raises(SystemExit), program():
-            raise UsageError("--gamma is 7")
-    assert capsys.readouterr().err == "error: --gamma is 7\n"
-    assert left == 2 * [("error: --gamma is 7", 2)]
+    for error in (UsageError("--gamma is 7"), KeyboardInterrupt()):
+        with program("nothing is lost"):
+            raise error
+    assert left == [("error: --gamma is 7", 2), ("stopped by Ctrl-C; nothing is lost", 130)]
     assert signal.getsignal(signal.SIGTERM) is before           # which ends a rank that waits, too

@@ -24,7 +24,7 @@ import torch
 from utils import mpi
 from utils.errors import UsageError
 from utils.run.command import program
-from utils.run.launch import check_ranks, start_ranks, together
+from utils.run.launch import check_ranks, start_ranks
 
 def train(procs, mode):
     start_ranks(procs)
@@ -42,7 +42,7 @@ def train(procs, mode):
     if mode == "signal":
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: got.append(number))
-        together(None)
+        mpi.gather(None)
         mpi.say("learning")
     while mode:
         mpi.average(grad)
@@ -227,9 +227,11 @@ def test_three_ranks_compute_what_numpy_does():
         assert out["share"] == 4
 
 
-def test_a_refusal_by_all_ranks_is_one_line_and_status_2():
-    said = run_ranks(2, TOY, 1, "refused", code=2)
-    assert said == ("device: cpu\n", "error: --num-envs is 3\n")
+def test_a_refusal_by_all_ranks_is_said_once_and_has_status_2():
+    """Below it is what mpiexec has to say."""
+    out, err = run_ranks(2, TOY, 1, "refused", code=2)
+    assert out.startswith("device: cpu\n") and "run: " not in out
+    assert err.startswith("error: --num-envs is 3\n") and err.count("error: ") == 1
 
 
 @pytest.mark.parametrize("mode, expected, last_words", [

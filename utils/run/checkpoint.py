@@ -16,7 +16,7 @@ import torch
 from utils import mpi
 from utils.errors import UsageError
 from utils.files import atomic_write
-from utils.run.launch import from_root, together
+from utils.run.launch import from_root
 
 
 def save_file(path, payload):
@@ -48,8 +48,8 @@ def load_into(module, state, source):
 def save_resume(run_dir, step, payload):
     """Save every rank's payload as the folder resume-<step>, then delete older ones.
 
-    Every rank calls this at the same step. All ranks see the same `run_dir`. OSError on every
-    rank: for example, the disk is full. The previous checkpoint is then intact.
+    Every rank calls this at the same step. All ranks see the same `run_dir`. If one fails, as on
+    a full disk, the previous checkpoint is intact.
     """
     tmp = Path(run_dir, f"resume-{step}.tmp")
     root = mpi.rank() == 0
@@ -57,8 +57,9 @@ def save_resume(run_dir, step, payload):
         for left in tmp.parent.glob("resume-*.tmp"):  # of a save that a kill or a full disk ended
             shutil.rmtree(left)
         tmp.mkdir()
-    together(None)  # the folder is there
-    together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
+    mpi.gather(None)  # the folder is there
+    save_file(tmp / f"rank{mpi.rank()}.pt", payload)
+    mpi.gather(None)  # all have saved
     if root:
         tmp.rename(tmp.with_suffix(""))
         for old, folder in resume_folders(run_dir).items():
@@ -69,13 +70,13 @@ def save_resume(run_dir, step, payload):
 def load_resume(run_dir):
     """Return (step, this rank's payload) of the newest checkpoint.
 
-    UsageError on every rank: a file is damaged, or another number of processes saved it.
+    UsageError: a file is damaged, or another number of processes saved it.
     """
     step, folder = max(from_root(resume_folders, run_dir).items())
     if (ranks := len(list(folder.glob("rank*.pt")))) != mpi.size():
         raise UsageError(f"{folder} was saved by {ranks} processes and needs as many to continue, "
                          f"but --num-procs is {mpi.size()}")
-    return step, together(load_file, folder / f"rank{mpi.rank()}.pt")
+    return step, load_file(folder / f"rank{mpi.rank()}.pt")
 
 
 def resume_folders(run_dir):

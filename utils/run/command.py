@@ -48,9 +48,9 @@ def program(*stopped):
     """Around the body of a program: bad input becomes one message, and each end a status.
 
     2 after a UsageError, 130 after Ctrl-C, and that of `Stopped` (utils/run/run.py). If one rank of
-    several ends alone, the others are ended too. After Ctrl-C, the message ends with the
-    exception's notes or, without any, with `stopped`. SIGTERM, where nobody else handles it, ends
-    a single process in order: its temporary files go.
+    several ends so, all do. After Ctrl-C, the message ends with the exception's notes or, without
+    any, with `stopped`. SIGTERM, where nobody else handles it, ends a single process in order: its
+    temporary files go.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     if mpi.size() == 1:
@@ -58,18 +58,11 @@ def program(*stopped):
     try:
         yield
     except UsageError as error:
-        if mpi.rank() == 0:
-            print(f"error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
-        if mpi.size() > 1:
-            leave(f"error: {error}", 2)
-        sys.exit(2)
+        leave("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), 2)
     except KeyboardInterrupt as stop:
         if hasattr(stop, "status"):
             sys.exit(stop.status)
-        if mpi.size() > 1:
-            raise
-        print("stopped by Ctrl-C", *getattr(stop, "__notes__", stopped), sep="; ", file=sys.stderr)
-        sys.exit(130)
+        leave("; ".join(["stopped by Ctrl-C", *getattr(stop, "__notes__", stopped)]), 130)
 
 
 # ---- the command line

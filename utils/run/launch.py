@@ -56,7 +56,7 @@ def start_ranks(procs: int) -> None:
 def check_ranks(procs: int) -> None:
     """UsageError unless there are as many ranks as the launcher started and --num-procs asks for.
 
-    From here on, an exception that ends one rank ends all.
+    From here on, an exception that ends one rank ends all. So collective calls need no `try`.
     """
     size, launched = mpi.size(), mpi.launched()
     if launched not in (0, size):
@@ -72,47 +72,22 @@ def check_ranks(procs: int) -> None:
 
 
 def leave(text: str, status: int) -> None:
-    """End in order with ranks that fail too; abort those that go on.
-
-    They would wait for the next message of this rank for ever.
-    """
-    world = mpi.comm()
-    all_leave, deadline = world.Ibarrier(), time.monotonic() + 3
-    while not all_leave.Test():
-        if time.monotonic() > deadline:
-            if mpi.rank() > 0:  # rank 0 has printed it already
-                print(f"rank {mpi.rank()} of {mpi.size()}: {text}", file=sys.stderr, flush=True)
-            time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
-            world.Abort(status)
-        time.sleep(0.01)
+    """Print why, and end all ranks: the others would wait for the next message of this one."""
+    if mpi.rank() > 0:
+        time.sleep(3)  # if rank 0 fails too, it says so for all
+        text = f"rank {mpi.rank()} of {mpi.size()}: {text}"
+    print(text, file=sys.stderr, flush=True)
+    if mpi.size() > 1:
+        time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
+        mpi.comm().Abort(status)
+    sys.exit(status)
 
 
 def die(kind, error, trace) -> None:
     """Replaces `sys.excepthook` where there are other ranks."""
+    stopped = issubclass(kind, KeyboardInterrupt)
     text = "".join(traceback.format_exception(kind, error, trace))
-    if mpi.rank() == 0:
-        print(text, file=sys.stderr, flush=True)
-    if kind is KeyboardInterrupt:
-        mpi.comm().Abort(130)
-    leave(text, 1)
-
-
-def together(action, *args):
-    """Return `action(*args)`, or fail on every rank if it failed on one. With None, only wait.
-
-    A rank that failed alone would leave the others waiting for its next message.
-    """
-    result = failure = None
-    try:
-        result = action(*args) if action else None
-    except Exception as error:
-        failure = error
-    told = mpi.gather(failure and (isinstance(failure, UsageError), str(failure)))
-    if failure:
-        raise failure
-    for refused, message in filter(None, told):
-        raise (UsageError if refused else OSError)(message)
-    return result
+    leave(text, getattr(error, "status", 130) if stopped else 1)
 
 
 def local_rank() -> int:
@@ -125,10 +100,10 @@ def local_rank() -> int:
 
 
 def from_root(action, *args):
-    """Return rank 0's `action(*args)` on every rank, or fail on every rank.
+    """Return rank 0's `action(*args)` on every rank, when rank 0 has done it.
 
     Only rank 0 looks into a folder that it is about to change: a network file system tells the
     other machines for half a minute what they saw first.
     """
-    told = together(action if mpi.rank() == 0 else None, *args)
+    told = action(*args) if mpi.rank() == 0 else None
     return mpi.comm().bcast(told) if mpi.size() > 1 else told

@@ -21,7 +21,6 @@ import os
 import random
 import shlex
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -42,7 +41,7 @@ from utils.run import checkpoint
 from utils.run.code import module_of
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, plain_settings, whose_code, write_config)
-from utils.run.launch import check_ranks, from_root, local_rank, together
+from utils.run.launch import check_ranks, from_root, local_rank
 from utils.spaces import has_images, to_plain
 
 
@@ -65,7 +64,6 @@ class Run:
     """
 
     def __init__(self, cfg):
-        self.excepthook = sys.excepthook  # which `check_ranks` replaces if there are other ranks
         check_ranks(cfg.num_procs)
         self.cfg = cfg = from_root(find_run_dir, replace(cfg, num_procs=mpi.size()))
         self.run_dir = Path(cfg.run_dir)
@@ -92,8 +90,6 @@ class Run:
         return self
 
     def __exit__(self, kind, error, trace):
-        if error is None:  # else the other ranks still have to be ended
-            sys.excepthook = self.excepthook
         with self.stack:
             if self.envs:
                 self.envs.close()
@@ -140,17 +136,17 @@ class Run:
         cfg = self.cfg
         # Without one, it was killed at its start and starts again.
         resumed = cfg.resume and from_root(checkpoint.resume_folders, self.run_dir)
-        # It also waits until every rank has found the directory free.
-        initial = together(self.load_policy if cfg.init_from and not resumed else None)
+        initial = self.load_policy() if cfg.init_from and not resumed else None
+        mpi.gather(None)  # all have loaded it, before rank 0 empties what may be the same folder
         in_main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
             before = signal.signal(number, self.on_signal)
             self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
-        together(lock_and_empty if self.root else None, cfg, self.stack)
-        together(check_shared, cfg, mpi.gather(whose_code(cfg))[0])
+        from_root(lock_and_empty, cfg, self.stack)
+        check_shared(cfg, mpi.gather(whose_code(cfg))[0])
         if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir)
-            together(self.load_checkpoint, saved)
+            self.load_checkpoint(saved)
         self.env_seed = seed_of(cfg.seed, 1, self.reported_step)
         if self.reported_step >= cfg.total_steps:
             mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; a larger "
