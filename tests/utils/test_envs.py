@@ -44,12 +44,11 @@ from utils.wrappers import OwnStep, success as success_of
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
     ("ALE/Pong-v5", '{"repeat_action_probability": 2}', "repeat_action_probability is 2, no prob"),
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
-    ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "cannot be imported: MuJoCo v"),
+    ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "imported: .*newer version"),
     *((env, "{}", f"^--env is {env}.*{said}") for env, said in (
         ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"),
         ("CartPole-v9", "v1"), ("ale/pong-v5", "games are called ALE/Pong-v5"),
-        ("PongNoFrameskip-v4", "games are called ALE/Pong-v5"),
-        ("..:X", "relative import"), (":X", "doesn't exist"),
+        ("..:X", "relative import"), (":X", "Empty module name"),
         ("a:b:c", "No module named 'a:b'"))),
     *((env, '{"wind": 1}', "--env-kwargs {.* raised TypeError: .* 'wind' ") for env in (
         "CartPole-v1", "ALE/Pong-v5")),
