@@ -17,6 +17,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
 from typing import Literal, NamedTuple
@@ -30,7 +31,7 @@ from scipy.stats import bootstrap, trim_mean
 
 from utils.errors import UsageError
 from utils.logger import read_table
-from utils.run.command import as_text, nearest, program, read_command
+from utils.run.command import as_text, program, read_command
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
 # Runs that differ only in these settings are seeds of the same line.
@@ -113,7 +114,7 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     files = {name: columns for columns in (progress, episodes) for name in columns}
     name = y if y in files else f"{y}_mean"
     if name not in files:
-        like = [name for name in files if y in name] or nearest(y, files) or files
+        like = [name for name in files if y in name] or get_close_matches(y, files) or files
         raise UsageError(f"--y {y}: no such column, but {', '.join(like)}")
     step, value = files[name]["step"], files[name][name]
     there = np.isfinite(value)          # a report may lack some quantities

@@ -27,8 +27,6 @@ from utils.run.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
 from utils.run.settings import check_range, parse
 
-HINT = "--set {}=... gives a setting to the runs".format  # about a flag that a sweep does not have
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -174,4 +172,4 @@ def main(sweep: Sweep) -> int:
 
 if __name__ == "__main__":
     with program("the same command continues from here"):
-        sys.exit(main(read_command(Sweep, __doc__, "python -m utils.sweep", hint=HINT)))
+        sys.exit(main(read_command(Sweep, __doc__, "python -m utils.sweep")))

@@ -111,11 +111,9 @@ def test_every_kind_of_value():
 # ---- What is wrong is named
 
 @pytest.mark.parametrize("args,said", [
-    ("--render 3", "there is no --render; .*utils.play RUN --render"),
-    ("--algo 3", "there is no --algo; .*python -m algos."),
-    ("--title 3", "there is no --title; --help lists the flags$"),
-    ("3", "no flag takes 3; --help lists the flags$"), ("--seed 1 2", "no flag takes 2; "),
-    ("--norm-obs True", "no flag takes True; "), ("--no-norm-obs=1", "no flag takes 1; "),
+    ("--title 3", "there is no flag --title; --help lists the flags$"),
+    ("3", "there is no flag 3; --help lists the flags$"), ("--seed 1 2", "there is no flag 2; "),
+    ("--norm-obs True", "there is no flag True; "),
     ("--device gpu --seed 3", ".*'gpu' .*'--device'.*'auto', 'cpu', 'cuda'"),
 ])
 def test_what_an_algorithm_does_not_have(args, said):
@@ -128,10 +126,9 @@ def test_what_an_algorithm_does_not_have(args, said):
     ("--smooth 5", ".*'5' .*'--smooth'.*'1', '10'"), ("--pair x", ".*'--pair'. Expected 2 values"),
     ("--widths 1 2,3", "--widths: .*'1', '2,3'"),
     ("a --fast --lr 1 --number x", "--number: .*'x'"),
-    ("--slow", "there is no --slow; --help lists the flags"),
-    ("-lr 3", "there is no -lr; did you mean --lr?"),
-    ("--nofast", "there is no --nofast; did you mean --no-fast?"),
-    ("--no-lr", "there is no --no-lr"), ("--run x", "there is no --run"),
+    ("--slow", "there is no flag --slow; --help lists the flags"),
+    ("-lr 3", "there is no flag -lr; did you mean --lr?"),
+    ("--no-lr", "there is no flag --no-lr"), ("--run x", "there is no flag --run"),
 ])
 def test_what_is_wrong_is_named(args, said, capfd):
     refused(read, *args.split(), says=f"^{said}")
@@ -159,6 +156,7 @@ def test_whole_numbers_may_be_written_with_an_exponent(given, meant):
     (ppo, "batch_size", "--minibatch-size"), (sac, "minibatch_size", "--batch-size"),
     (ppo, "total_timesteps", "--total-steps"), (dqn, "timesteps", "--total-steps"),
     (ppo, "entropy_coef", "--ent-coef"), (sac, "ent_coef", "--alpha"), (vpg, "vf_lr", "--v-lr"),
+    (ppo, "num_steps", "--rollout-steps"), (dqn, "num_steps", "--total-steps"),
     (ppo, "batch", "--rollout-steps"), (sac, "batch", "--batch-size"),  # of earlier versions
 ])
 def test_names_in_other_libraries(algo, theirs, ours):
@@ -166,7 +164,7 @@ def test_names_in_other_libraries(algo, theirs, ours):
     for given in (f"--{theirs}", f"--{theirs.replace('_', '-')}"):
         for args in ([given, "1"], [f"{given}=1"]):
             message = refused(parse, algo.Config, "", args)
-            assert message.startswith(f"there is no {given}; did you mean {ours}?"), message
+            assert message == f"there is no flag {args[0]}; did you mean {ours}?"
 
 
 def test_every_name_that_is_suggested_or_has_a_range_exists():

@@ -15,7 +15,6 @@ from algos import ppo
 from tests.helpers import not_on_windows, refused, wait_for
 from utils import play, results, sweep
 from utils.logger import read_table
-from utils.run.command import read_command
 
 FLAKY = {"algos": ("ppo",), "envs": ("tests.envs:Flaky-v0",)}
 SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")
@@ -75,15 +74,6 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
 def test_refused_before_anything_starts(changed, message):
     asked = {"algos": ("ppo",), "envs": ("CartPole-v1",), "out": "out"} | changed
     refused(lambda: sweep.main(sweep.Sweep(**asked)), says=message)
-
-
-@pytest.mark.parametrize("flag, said", [
-    ("--total-steps", "--set total_steps="), ("--seed", "did you mean --seeds"),
-    ("--n-jobs", "did you mean --jobs"), ("--env", "did you mean --envs"),
-])
-def test_a_flag_that_a_sweep_does_not_have(flag, said):
-    words = ["--algos", "ppo", flag, "3"]
-    refused(read_command, sweep.Sweep, "", "sweep", words, sweep.HINT, says=f"no {flag}; .*{said}")
 
 
 # ---- Running

@@ -107,13 +107,12 @@ def read_command(config_class, *how, **more):
     return config_class(**read_settings(config_class, *how, **more))
 
 
-def read_settings(config_class, doc, prog, args=None, hint=None, default=None):
+def read_settings(config_class, doc, prog, args=None, default=None):
     """Return {setting: value} for a dataclass and a command line. UsageError has one line.
 
     doc      --help begins with its title and ends with all of it
     prog     how the program is called, such as "python -m utils.sweep"
     args     the words of the command line (default: those of this process)
-    hint     function of the name of an unknown flag: what to say about it, if none is like it
     default  an instance whose values are the defaults (default: those of the class)
     """
     doc, printed = doc.strip("\n"), io.StringIO()
@@ -132,7 +131,7 @@ def read_settings(config_class, doc, prog, args=None, hint=None, default=None):
         sys.stdout.write(f"{printed.getvalue()}\n{doc}\n")  # at once: `| head` breaks nothing
         raise
     if unknown:
-        refuse(unknown, config_class, hint)
+        refuse(unknown[0], config_class)
     return vars(read.often_changed) | vars(read.other)
 
 
@@ -162,25 +161,13 @@ def make_form(config_class, default):
     return make_dataclass("form", groups)
 
 
-def refuse(unknown, config_class, hint):
-    """UsageError names the first flag of these words that does not exist."""
-    typed = [word.partition("=")[0] for word in unknown if re.match("-+[A-Za-z]", word)]
-    if not typed:
-        raise UsageError(f"no flag takes {' '.join(unknown)}; --help lists the flags")
-    known = {field.name: field.default for field in fields(config_class)
-             if field.default is not MISSING}
-    known |= {f"no_{name}": not value for name, value in known.items() if isinstance(value, bool)}
-    name = typed[0].strip("-").replace("-", "_")
-    near = " or ".join(map(flag, nearest(name, known)))
-    said = f"did you mean {near}?" if near else hint and hint(name)
-    raise UsageError(f"there is no {typed[0]}; {said or '--help lists the flags'}")
-
-
-def nearest(name, known):
-    """Return those of the settings `known` that the most similar name, anybody's, means."""
-    meant = {setting: [setting] for setting in known}
-    for setting, others in OTHERS_SAY.items():
-        for other in others.split():
-            meant.setdefault(other, []).extend({setting} & {*known} - {other})
-    close = difflib.get_close_matches(name, meant, 1, cutoff=0.7)
-    return meant[close[0]] if close else []
+def refuse(word, config_class):
+    """UsageError says that a word is no flag, and which flag has a name like it, anybody's."""
+    name, known = word.partition("=")[0].strip("-").replace("-", "_"), {}
+    for field in fields(config_class):
+        if field.default is not MISSING:
+            names = field.name, *OTHERS_SAY.get(field.name, "").split()
+            known |= dict.fromkeys(names, field.name)
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.7)
+    said = f"did you mean {flag(known[close[0]])}?" if close else "--help lists the flags"
+    raise UsageError(f"there is no flag {word}; {said}")

@@ -32,10 +32,6 @@ SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directio
 # The first is a multiple of the second.
 DIVIDES = [("rollout_steps", "num_envs"), ("rollout_steps", "minibatch_size"),
            ("num_envs", "minibatch_envs"), *((name, "num_procs") for name in SHARED.split())]
-# What to say about flags that do not exist.
-HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
-         "capture_video": "python -m utils.play RUN --video FILE.mp4 records a video",
-         "algo": "the module is the algorithm, as in python -m algos.NAME"}
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     Flags change the file's defaults; of a game, the settings that suit it; with --resume, the
     settings of the run.
     """
-    command = config_class, doc, f"python -m {module_of(config_class)}", args, HINTS.get
+    command = config_class, doc, f"python -m {module_of(config_class)}", args
     first = read_settings(*command)
     if first["resume"]:
         named = {name: first[name] for name in ("env", "env_kwargs", "seed")}
