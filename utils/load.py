@@ -46,9 +46,8 @@ def load_agent(run, best: bool = False):
     """
     module, cfg, policy = read_run(run, best)
     if has_changed(module.Config, run):
-        warnings.warn(f"{module.__name__}, or what it uses of utils/, has changed since {run} was "
-                      f"made, so the policy may act differently; {run}/algo.py is the code of the "
-                      "run", stacklevel=2)
+        warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
+                      f"differently; {run}/algo.py is the code of the run", stacklevel=2)
     if policy.get("spaces"):
         agent = module.Agent(*from_plain(policy["spaces"]), cfg)
     else:

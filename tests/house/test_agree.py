@@ -75,6 +75,22 @@ def test_a_prefix_ends_with_the_third_report_that_has_learning_in_it():
     assert agree.reports(Path("progress.csv"))["step"].tolist() == [1, 2, 3, 4, 5]
 
 
+def test_only_code_that_learning_is_computed_with_counts(tmp_path):
+    """The algorithm file and what it imports of utils/, without comments and docstrings."""
+    def code_with(**files):
+        for name, text in files.items():
+            path = tmp_path / name.replace("__", "/")
+            path.parent.mkdir(exist_ok=True)
+            path.with_suffix(".py").write_text(text)
+        suite.code.cache_clear()
+        return suite.code("toy", tmp_path)
+
+    was = code_with(algos__toy="from utils import envs\n", utils__envs="x = 1\n", utils__logger="")
+    assert was == code_with(algos__toy='"""More."""\nfrom utils import envs  # needed\n')
+    assert was == code_with(utils__logger="x = 1\n") == code_with(utils__goals="x = 1\n")
+    assert was != code_with(utils__envs="x = 2\n") != code_with(algos__toy="x = 1\n")
+
+
 def test_a_number_is_compared_relative_to_its_column():
     old = {"time": np.array([1.0, 2.0]), "kl": np.array([1e-9, 1.0]), "ret": np.array([np.nan, 5])}
     assert agree.difference(old, old | {"time": np.zeros(2), "new": np.ones(2)})[0] == 0

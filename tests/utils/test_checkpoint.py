@@ -7,7 +7,6 @@ import sys
 import warnings
 import zipfile
 from collections import OrderedDict
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ import torch
 
 from algos import ppo
 from tests import toy
-from tests.helpers import ROOT, refused, rows, run, same, steps
+from tests.helpers import refused, rows, run, same, steps
 from utils import play
-from utils.run import checkpoint, code, directory
+from utils.run import checkpoint, directory
 from utils.run.directory import has_changed
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
@@ -129,36 +128,17 @@ def edit(monkeypatch):
 def test_a_config_of_a_notebook_has_no_file(monkeypatch):
     monkeypatch.delattr(toy, "__file__")
     toy.train(toy.Config())
-    assert code.file_of(toy.Config) is None
+    assert directory.file_of(toy.Config) is None
     assert not KEPT.exists() and not has_changed(toy.Config, "run")
 
 
-def test_only_code_counts_as_changed(edit, monkeypatch):
-    """That of the algorithm file, and of what learning is computed with."""
-    toy.train(toy.Config())
-    for text, changed in [("x = 1  # more\n", False), ("\n\nx = 1\n", False), ("x = 2\n", True),
-                          ('"""It says more."""\nx = 1\n', False), ("x = 1\n", False)]:
-        edit(text)
-        assert has_changed(toy.Config, "run") == changed, text
-    edit("from utils import envs\n")
-    toy.train(toy.Config(overwrite=True))
-    shutil.copytree(ROOT / "utils", "utils", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(directory, "code_of", partial(code.code_of, utils=Path("utils")))
-    for name, changed in ("logger", False), ("goals", False), ("envs", True):
-        assert not has_changed(toy.Config, "run")
-        with open(f"utils/{name}.py", "a") as file:
-            file.write("\nx = 1\n")
-        assert has_changed(toy.Config, "run") == changed, name
-
-
-def test_play_warns_if_the_code_has_changed():
+def test_play_warns_if_the_algorithm_file_has_changed():
     ppo.train(ppo.Config("CartPole-v1", num_envs=1, rollout_steps=8, minibatch_size=8, epochs=1,
                          hidden=(8,), total_steps=8, run_dir="run"))
     with warnings.catch_warnings(action="error"):
         play.load_agent("run")
-    config = Path("run/config.json")
-    config.write_text(config.read_text().replace('"code": "', '"code": "9'))
-    with pytest.warns(UserWarning, match="algos.ppo, or .* has changed since run .*run.algo.py"):
+    KEPT.write_text(KEPT.read_text() + "x = 1\n")
+    with pytest.warns(UserWarning, match="algos.ppo has changed since run .*run.algo.py"):
         play.load_agent("run")
 
 
@@ -170,13 +150,13 @@ def test_resume_says_that_the_code_has_changed(edit, capsys):
         edit("x = 1  # meanwhile\n")
         log.advance(100)
         assert before == (KEPT.read_text(), Path("run/config.json").read_text())
-    for text, said in (("x = 1  # more\n", 0), ("x = 2\n", 1), ("x = 2\n", 0)):
+    for text, said in (("x = 1\n", 0), ("x = 2\n", 1), ("x = 2\n", 0)):
         edit(text)                                              # from here on it is the run's code
         capsys.readouterr()
         toy.train(toy.Config(total_steps=steps("run")[-1] + 100, resume=True))
         assert capsys.readouterr().out.count("has changed since this run began") == said
     assert steps("run") == [100, 200, 300, 400, 500] and KEPT.read_text() == "x = 2\n"
-    assert Path("run/algo-until-300.py").read_text() == "x = 1  # more\n"
+    assert Path("run/algo-until-300.py").read_text() == "x = 1\n"
 
 
 def test_a_run_that_has_not_reported_takes_the_new_code(edit):
@@ -201,12 +181,12 @@ def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
     file = Path("clone/run.py")
     file.parent.mkdir()
     file.write_text("x = 1\n")
-    monkeypatch.setattr(code, "UTILS", Path("clone"))
-    assert code.origin()["git_commit"] == ""              # no repository
+    monkeypatch.setattr(directory, "__file__", str(file))
+    assert directory.origin()["git_commit"] == ""              # no repository
     git("init", "-q")
     git("add", "run.py")
     git("commit", "-qm", "All")
     head = git("rev-parse", "HEAD")
-    assert code.origin()["git_commit"] == head
+    assert directory.origin()["git_commit"] == head
     file.write_text("x = 2\n")
-    assert code.origin()["git_commit"] == f"{head}-dirty"
+    assert directory.origin()["git_commit"] == f"{head}-dirty"

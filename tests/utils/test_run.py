@@ -437,7 +437,7 @@ def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
     result = results.make_result(Path("run"))
     assert result["changed"] == {"total_steps": 128.0, **given}
     (resumed,) = result["resumed"]
-    assert resumed["step"] == 64 and resumed.keys() == {"step", "git_commit", "versions", "code"}
+    assert resumed["step"] == 64 and resumed.keys() == {"step", "git_commit", "versions"}
 
 
 def test_q_stands_beside_the_discounted_return_of_the_same_state():

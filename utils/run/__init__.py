@@ -3,8 +3,7 @@
     settings.py     RunConfig, the settings of every run, and the command line that gives them
     launch.py       how ranks start and end together
     run.py          Run: seeds, signals, reports, checkpoints
-    directory.py    the run directory, its lock and config.json
-    code.py         whose code a run has
+    directory.py    the run directory, its lock, config.json, and whose code a run has
     checkpoint.py   policy.pt, best.pt and what --resume needs
 """
 

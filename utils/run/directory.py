@@ -1,12 +1,15 @@
-"""The directory of a run: where it is, who may write in it, and config.json."""
+"""The directory of a run: where it is, who may write in it, config.json, and whose code it has."""
 
+import contextlib
 import json
 import platform
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import asdict, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,6 @@ from utils.env_ids import read_kwargs
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
-from utils.run.code import code_of, file_of, module_of, origin
 from utils.run.launch import cores
 from utils.run.command import as_text, flag
 
@@ -25,11 +27,44 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
 # Settings that may differ on --resume.
 FREE = {"total_steps", "async_envs", "device", "torch_threads", "bf16", "run_dir", "resume"}
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
+
+
+# ---- whose code
+
+
+def file_of(config_class) -> Path | None:
+    """Return the file that defines a Config, or None if it is a notebook's."""
+    path = Path(getattr(sys.modules.get(config_class.__module__), "__file__", None) or "")
+    return path.resolve() if path.is_file() else None
+
+
+def module_of(config_class) -> str:
+    """Return the module of a Config, such as "algos.x", even if it is the running program."""
+    path = file_of(config_class) or Path("notebook")
+    package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
+    return package + path.stem
+
+
+def origin():
+    """Return the command, git commit ("" outside of a repository) and versions of this process."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
+                                text=True).stdout.strip()
+    except OSError:
+        commit = None  # git is not installed
+    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
+            "versions": {"python": sys.version.split()[0], **versions}}
 
 
 # ---- which directory
@@ -98,10 +133,9 @@ def read_config(run_dir):
 
 
 def has_changed(config_class, run_dir) -> bool:
-    """Return whether a run was made, or last resumed, with other code."""
-    config = read_config(run_dir)
-    before = [config, *config.get("resumed", [])][-1].get("code")  # an older version may lack it
-    return before not in (None, code_of(file_of(config_class)))
+    """Return whether a run was made, or last resumed, with another algorithm file."""
+    file, kept = file_of(config_class), Path(run_dir, "algo.py")
+    return bool(file) and kept.exists() and file.read_bytes() != kept.read_bytes()
 
 
 def has_rows(run_dir):
@@ -149,7 +183,8 @@ def lock_and_empty(cfg, stack):
 
 def whose_code(cfg):
     """Return what has to be the same on all ranks."""
-    return code_of(file_of(type(cfg))), version("torch")
+    file = file_of(type(cfg))
+    return file and file.read_bytes(), version("torch")
 
 
 def check_shared(cfg, root_code):
@@ -158,20 +193,18 @@ def check_shared(cfg, root_code):
     if not Path(cfg.run_dir, ".lock").exists():
         raise UsageError(f"{where} does not see --run-dir {cfg.run_dir}, which all ranks share")
     if root_code != whose_code(cfg):
-        raise UsageError(f"{where} has another {module_of(type(cfg))}, utils/ or PyTorch than rank "
-                         "0")
+        raise UsageError(f"{where} has another {module_of(type(cfg))} or PyTorch than rank 0")
 
 
 def write_config(cfg, step, initial):
     """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
     module, kept = module_of(type(cfg)), Path(cfg.run_dir, "algo.py")
-    now = origin() | {"code": code_of(file_of(type(cfg)))}
+    now = origin()
     if cfg.resume:
         config = read_config(cfg.run_dir)
-        if has_changed(type(cfg), cfg.run_dir) and kept.exists():
+        if has_changed(type(cfg), cfg.run_dir):
             old = kept.rename(kept.with_name(f"algo-until-{step}.py")).name
-            mpi.say(f"{module}, or what it uses of utils/, has changed since this run began; {old} "
-                    "is the old code")
+            mpi.say(f"{module} has changed since this run began; {old} is the old code")
         config["resumed"] = [*config.get("resumed", []), {"step": step} | now]
     else:
         config = {"algo": module.rpartition(".")[2], "module": module, **now, "init_from": initial}

@@ -38,9 +38,8 @@ from utils.errors import UsageError
 from utils.evaluate import evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
-from utils.run.code import module_of
 from utils.run.directory import (
-    check_shared, find_run_dir, lock_and_empty, plain_settings, whose_code, write_config)
+    check_shared, find_run_dir, lock_and_empty, module_of, plain_settings, whose_code, write_config)
 from utils.run.launch import check_ranks, from_root, local_rank
 from utils.spaces import has_images, to_plain
 

@@ -9,8 +9,7 @@ from utils import mpi
 from utils.env_ids import is_game
 from utils.errors import UsageError
 from utils.run.command import as_flags, flag, program, read_command, read_settings
-from utils.run.code import module_of
-from utils.run.directory import default_dir, read_config
+from utils.run.directory import default_dir, module_of, read_config
 from utils.run.launch import cores, start_ranks
 
 # The ranges of settings, by name. Other whole numbers end at 1e9: more would hang or crash.
