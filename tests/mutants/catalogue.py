@@ -29,9 +29,9 @@ HERE = Path(__file__).resolve().parent
 # Test files that may catch bugs of a module, besides those that `tests_of` finds.
 MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
 
-OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "launch": "mpi saving run",
-            "optim": "optim mpi a2c contract", "nets": "envs onpolicy dqn", "atari": "envs",
-            "buffers": "buffers envs", "evaluate": "mpi run saving"}
+OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "optim": "optim mpi a2c contract",
+            "nets": "envs onpolicy dqn", "atari": "envs", "buffers": "buffers envs",
+            "evaluate": "mpi run saving"}
 
 
 def tests_of(module):
@@ -91,8 +91,8 @@ def read():
 
 
 def file_of(module, root=ROOT):
-    """Return the path of a module: algos/ppo.py, utils/mpi.py or utils/run/launch.py."""
-    places = root / "algos", root / "utils", root / "utils/run"
+    """Return the path of a module: algos/ppo.py or utils/mpi.py."""
+    places = root / "algos", root / "utils"
     return next(path for place in places if (path := place / f"{module}.py").exists())
 
 
