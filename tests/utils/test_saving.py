@@ -364,3 +364,21 @@ def test_a_rank_whose_disk_is_full_ends_the_other_and_the_checkpoint_stays():
     assert sorted(os.listdir("run/resume-100")) == ["rank0.pt", "rank1.pt"]
     said = refused(checkpoint.load_resume, "run")
     assert re.search("saved by 2 processes.*--num-procs is 1", said)
+
+
+OTHER_HOST = """
+    from utils import mpi
+    from utils.run.command import program
+    if mpi.rank() == 1:
+        {}
+    with program(), start(Config()):
+        raise Stop
+    """
+
+
+@pytest.mark.parametrize("differs,refusal", [
+    ("os.chdir('/')", "does not see --run-dir run"),
+    ("directory.whose_code = lambda cfg: ('another', 'PyTorch')", "has another tests.toy or PyT")])
+def test_a_rank_on_a_host_that_differs_is_refused(differs, refusal):
+    said = script(OTHER_HOST.format(differs), mpiexec(), "-n", "2", code=2)
+    assert re.search(f"rank 1 of 2: error: rank 1 on .* {refusal}", said)
