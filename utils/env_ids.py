@@ -60,6 +60,9 @@ def refusing_bad_env(cfg):
                 importlib.import_module("gymnasium_robotics")
         if package:
             importlib.import_module(package)
+        spec = gym.registry.get(name)
+        if spec and "ale_py" in str(spec.entry_point) and not is_game(name, "ALE/"):
+            raise gym.error.NameNotFound("its pictures are not preprocessed")
         with warnings.catch_warnings(), mujoco_of_today():
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield env_kwargs

@@ -48,6 +48,7 @@ from utils.wrappers import OwnStep, success as success_of
     *((env, "{}", f"^--env is {env}.*{said}") for env, said in (
         ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"),
         ("CartPole-v9", "v1"), ("ale/pong-v5", "games are called ALE/Pong-v5"),
+        ("ale_py:PongNoFrameskip-v4", "pictures are not preprocessed; .* games are called ALE/"),
         ("..:X", "relative import"), (":X", "Empty module name"),
         ("a:b:c", "No module named 'a:b'"))),
     *((env, '{"wind": 1}', "--env-kwargs {.* raised TypeError: .* 'wind' ") for env in (
