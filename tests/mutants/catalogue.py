@@ -7,14 +7,14 @@ An entry replaces a text that stands exactly once in the file of its module:
     old = '''...'''                     # stands exactly once in the file
     new = '''...'''
     wrong = "what goes wrong, in one sentence"
-    found = "the issue, codebase or paper that has this bug, or: a draft of ours: no test saw it"
+    found = "the issue, codebase or paper that has this bug"
     also = ["a2c", "vpg"]               # optional: other modules with the same text, once in each
     crashes = true                      # optional: an assertion or a check of ours may stop it
 
-Every bug has a source in the world; one of our own drafts needs to have fooled a test. One kind
-stands once, with `also` for the files that share it. Bugs are those of the algorithms and of what
-they compute with; ordinary tests have to do for the rest of utils/. If the text changes, change
-`old` and `new` with it: `python -m tests.mutants --stands` lists the entries whose text is gone.
+Every bug has a source in the world. One kind stands once, with `also` for the files that share it.
+Bugs are those of the algorithms and of what they compute with; ordinary tests have to do for the
+rest of utils/. If the text changes, change `old` and `new` with it: `python -m tests.mutants
+--stands` lists the entries whose text is gone.
 """
 import hashlib
 import tomllib
