@@ -11,6 +11,7 @@ import warnings
 from types import SimpleNamespace
 
 import gymnasium as gym
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 
 from utils.errors import UsageError
 
@@ -20,8 +21,8 @@ ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate",
 # What to install for names that begin so.
 PACKAGES = {"ale-py": "ALE/", "minatar": "MinAtar/", "gymnasium-robotics": ROBOTICS}
 # What may help with a name that Gymnasium does not know.
-ADVICE = ("; an id of another package needs its module, as in minigrid:MiniGrid-Empty-5x5-v0 or "
-          "my_module:MyEnv-v0; games are called ALE/Pong-v5 or MinAtar/Breakout-v1")
+ADVICE = ("; games are called ALE/Pong-v5 or MinAtar/Breakout-v1; an id of another package needs "
+          "its module, as in minigrid:MiniGrid-Empty-5x5-v0 or my_module:MyEnv-v0")
 
 
 def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bool:
@@ -61,6 +62,9 @@ def refusing_bad_env(cfg):
         if package:
             importlib.import_module(package)
         spec = gym.registry.get(name)
+        namespace, base, version = parse_env_id(name)
+        if not spec and version is None and (newest := find_highest_version(namespace, base)):
+            raise gym.error.UnregisteredEnv(f"no version; the newest is {name}-v{newest}")
         if spec and "ale_py" in str(spec.entry_point) and not is_game(name, "ALE/"):
             raise gym.error.NameNotFound("its pictures are not preprocessed")
         with warnings.catch_warnings(), mujoco_of_today():
@@ -87,7 +91,7 @@ def what_is_wrong(cfg, error: Exception) -> str:
         said = re.sub("(?<=Did you mean: `)[^`]*", lambda like: like[0] + version * (
             like[0] + version in gym.registry), said)
         unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound)
-        return f": {said}{ADVICE * unknown}"
+        return f": {said.rstrip('.')}{ADVICE * unknown}"
     at = traceback.extract_tb((error.__cause__ or error).__traceback__)[-1]
     return (f" with --env-kwargs {cfg.env_kwargs}; making it raised {type(error).__name__}: "
             f"{said or at.line} ({at.filename}, line {at.lineno})")

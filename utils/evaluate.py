@@ -1,6 +1,7 @@
 """Play episodes with a policy: their returns, and how well its critic predicted them."""
 
 import copy
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -60,8 +61,16 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
             lengths[first] = infos["episode"]["l"][first]
         step += 1
     if mine:
-        envs.close()
+        close(envs)
     return returns, lengths
+
+
+def close(envs: gym.vector.VectorEnv) -> None:
+    """Close environments. One that fails to does not end a run."""
+    try:
+        envs.close()
+    except Exception as error:
+        warnings.warn(f"{envs.spec.id} could not be closed: {error!r}", stacklevel=2)
 
 
 def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:

@@ -228,6 +228,8 @@ def test_the_predictor_learns_the_successors_alone_and_each_once(kind, share, co
     assert moved(before, agent) == {name for name in before if name.startswith("predictor.")}
     assert metrics["pred_loss"].shape == metrics["pred_grad_norm"].shape == (count,)
     assert optimizer.steps == count
+    first = equal.int().argmax(1).tolist()
+    assert first != sorted(first)                               # in random order
 
 
 def test_what_is_seen_often_is_no_longer_new():

@@ -73,6 +73,8 @@ def test_the_first_metric_that_stays_apart_is_named():
         told = atlas.separating(seeds(kl=[], val=[], short=[]),
                                 seeds(kl=range(kl, 20), val=range(val, 20), short=[2, 3]))
         assert told == ("kl" if kl < val else "val", 700, True)
+    low, high = seeds(kl=range(20))[0], seeds(kl=[])[0]                  # one seed lies among them
+    assert atlas.separating([high, high], [high, low])[0] is None
     few = np.where(np.arange(20) % 2, np.arange(20) >= 6.0, np.nan)     # a report in every other
     clean, planted = ([seed._replace(metrics={"q": x}) for seed in seeds()]
                       for x in (0 * few, -few))

@@ -14,7 +14,7 @@ from tests.helpers import refused, saved, steps
 from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.directory import replaced_files
-from utils.run.settings import parse
+from utils.run.settings import check_settings, parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
@@ -157,3 +157,11 @@ def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
     done = subprocess.run([sys.executable, "-m", "algos.ppo"], capture_output=True, text=True,
                           cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths})
     assert f"Python found {tmp_path / file}" in done.stderr and done.returncode == 1
+
+
+def test_a_switch_is_no_text_from_python():
+    """"False" would be true."""
+    cfg = ppo.Config()
+    vars(cfg)["norm_adv"] = "False"                             # beartype would refuse it before
+    with pytest.raises(UsageError, match="--norm-adv is 'False'; it takes True or False"):
+        check_settings(cfg)

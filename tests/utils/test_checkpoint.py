@@ -2,6 +2,7 @@
 import errno
 import os
 import pickle
+import random
 import shutil
 import sys
 import warnings
@@ -9,6 +10,7 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from algos import ppo
 from tests import toy
 from tests.helpers import refused, rows, run, same, steps
 from utils import play
+from utils.errors import UsageError
 from utils.run import checkpoint, directory
 from utils.run.directory import has_changed
 
@@ -43,6 +46,28 @@ def test_a_pickled_payload_is_refused_and_not_run(tmp_path, protocol):
     assert Path("it_was_run").exists()                                  # the trap itself works
 
 
+@pytest.mark.parametrize("value", [{"lr": np.float64(1)}, {"mean": np.zeros(3)}])
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, value):
+    with pytest.raises(UsageError, match="a.pt.* no tensor or plain value"):
+        checkpoint.save_file(tmp_path / "a.pt", value)
+    assert not os.listdir(tmp_path)
+
+
+def test_each_flipped_bit_is_refused_or_harmless(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoint.save_file(path, PAYLOAD)
+    whole, refusals, rng = path.read_bytes(), 0, random.Random(1)
+    for _ in range(200):
+        spoiled = bytearray(whole)
+        spoiled[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(spoiled)
+        try:
+            assert same(checkpoint.load_file(path), PAYLOAD)            # a gap between the records
+        except UsageError:
+            refusals += 1
+    assert refusals > 50
+
+
 def test_what_is_no_checkpoint_is_refused():
     Path("text").write_text("hello")
     os.mkdir("folder")
@@ -52,7 +77,7 @@ def test_what_is_no_checkpoint_is_refused():
     assert same(checkpoint.load_file("a.pt"), PAYLOAD)
     Path("half").write_bytes(Path("a.pt").read_bytes()[:-100])
     for name, why in {"none": r"\[Errno 2\] No such file", "folder": r"\[Errno 21\] Is a directory",
-                      "text": "", "zip": "", "half": "PytorchStreamReader failed"}.items():
+                      "text": "", "zip": "", "half": "File is not a zip"}.items():
         refused(checkpoint.load_file, name, says=f"^{name} cannot be read as a checkpoint: {why}")
 
 

@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from algos import ppo, ppo_mask
 from tasks import BitFlip
-from tests.envs import Idle
+from tests.envs import Counter, Idle
 from tests.helpers import agent_for, refused
 from tests.toy import Config
 from tests.utils.test_workers import Drawn
@@ -48,7 +48,7 @@ from utils.wrappers import OwnStep, success as success_of
     *((env, "{}", f"^--env is {env}.*{said}") for env, said in (
         ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"),
         ("CartPole-v9", "v1"), ("ale/pong-v5", "games are called ALE/Pong-v5"),
-        ("ale_py:PongNoFrameskip-v4", "pictures are not preprocessed; .* games are called ALE/"),
+        ("ale_py:PongNoFrameskip-v4", "pictures are not preprocessed; games are called ALE/"),
         ("..:X", "relative import"), (":X", "Empty module name"),
         ("a:b:c", "No module named 'a:b'"))),
     *((env, '{"wind": 1}', "--env-kwargs {.* raised TypeError: .* 'wind' ") for env in (
@@ -543,3 +543,16 @@ def test_a_game_may_be_predicted_as_it_comes():
     assert [x.dtype for x in seen] == [torch.uint8] * 2
     assert torch.equal(seen[0], torch.as_tensor(255 * raw.astype(np.uint8)))
     assert torch.equal(seen[1], seen[0][:1])
+
+
+def test_an_environment_that_does_not_close_ends_no_run(monkeypatch):
+    """Neither in an evaluation nor at the end."""
+    def close(self):
+        raise OSError("the simulator does not answer")
+
+    monkeypatch.setattr(Counter, "close", close)
+    cfg = ppo.Config(env="tests.envs:Counter-v0", total_steps=32, rollout_steps=32, num_envs=2,
+                     minibatch_size=16, eval_every=32, run_dir="run")
+    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
+        ppo.train(cfg)
+    assert Path("run/policy.pt").exists()

@@ -66,7 +66,7 @@ COLLECTIVES = '''
 import json
 import numpy as np, torch
 from utils import mpi
-from utils.run.launch import from_root, local_rank
+from utils.run.launch import check_equal, from_root, local_rank
 
 rank = mpi.rank()
 rng = np.random.default_rng(rank)
@@ -86,6 +86,15 @@ out["moments"] = [count, mean.tolist(), var.tolist()]
 out["gather"] = mpi.gather({"rank": rank})
 out["share"] = mpi.share(12)
 
+flat = torch.linspace(-1000, 1001, 8)
+if rank == 1:
+    flat = flat.flip(0)                                         # the same sum, in another order
+if rank == 2:
+    flat[3] = torch.nextafter(flat[3], flat[4])                 # less than a sum would see
+try:
+    check_equal(flat)
+except RuntimeError as error:
+    out["differ"] = str(error)
 out["looked"] = []
 out["root"] = from_root(lambda: out["looked"].append(rank) or rank)
 mpi.rank = lambda: rank + 3                                     # as on the second host
@@ -225,6 +234,7 @@ def test_three_ranks_compute_what_numpy_does():
         np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)     # of an average of 1e6
         assert out["gather"] == [{"rank": k} for k in range(3)]
         assert out["share"] == 4
+        assert out["differ"] == "the parameters of ranks [1, 2] differ from those of rank 0"
 
 
 def test_a_refusal_by_all_ranks_is_said_once_and_has_status_2():

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, and free of code.
+"""Checkpoints: whole, read back before they replace the last one, and free of code.
 
 They hold only tensors and plain values, so they open with `weights_only=True` and a stranger's file
 runs no code.
@@ -9,6 +9,7 @@ runs no code.
 
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 
 import torch
@@ -20,15 +21,23 @@ from utils.run.launch import from_root
 
 
 def save_file(path, payload):
-    """Write a dict of state dicts and plain values to a file. If that fails, the old file stays."""
+    """Write a dict of state dicts and plain values to a file, and read it back.
+
+    If that fails, the old file stays. UsageError: it holds what could not be loaded.
+    """
     with atomic_write(path) as file:
         torch.save(payload, file)
+        file.flush()
+        load_file(file.name, mmap=True)
 
 
-def load_file(path):
+def load_file(path, mmap=False):
     """Return the dict that `save_file` wrote, with tensors on the CPU. UsageError: it cannot."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():  # torch loads a flipped bit silently
+                raise ValueError(f"{damaged} fails its checksum")
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # a damaged file can fail in any way
         reason = str(error).partition("\n")[0]
         if isinstance(error, pickle.UnpicklingError):  # which says how to run it all the same

@@ -162,12 +162,15 @@ def make_form(config_class, default):
 
 
 def refuse(word, config_class):
-    """UsageError says that a word is no flag, and which flag has a name like it, anybody's."""
+    """UsageError says that a word is no flag or its value, and which flag has a name like it."""
     name, known = word.partition("=")[0].strip("-").replace("-", "_"), {}
     for field in fields(config_class):
         if field.default is not MISSING:
             names = field.name, *OTHERS_SAY.get(field.name, "").split()
             known |= dict.fromkeys(names, field.name)
+    if not word.startswith("-"):
+        raise UsageError(f"{word} belongs to no flag; what is on or off takes no value, as in "
+                         "--resume or --no-resume")
     close = difflib.get_close_matches(name, known, 1, cutoff=0.7)
     said = f"did you mean {flag(known[close[0]])}?" if close else "--help lists the flags"
     raise UsageError(f"there is no flag {word}; {said}")

@@ -1,10 +1,13 @@
 """How ranks start, fail together and end together."""
 
+import hashlib
 import os
 import shutil
 import sys
 import time
 import traceback
+
+from torch import Tensor
 
 from utils import mpi
 from utils.errors import UsageError
@@ -97,6 +100,13 @@ def local_rank() -> int:
     from mpi4py import MPI
 
     return mpi.comm().Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
+
+
+def check_equal(flat: Tensor) -> None:
+    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
+    sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
+    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
+        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
 
 
 def from_root(action, *args):

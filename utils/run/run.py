@@ -35,12 +35,12 @@ import torch
 from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate, q_and_return, seed_of
+from utils.evaluate import close, evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, module_of, plain_settings, whose_code, write_config)
-from utils.run.launch import check_ranks, from_root, local_rank
+from utils.run.launch import check_equal, check_ranks, from_root, local_rank
 from utils.spaces import has_images, to_plain
 
 
@@ -91,7 +91,7 @@ class Run:
     def __exit__(self, kind, error, trace):
         with self.stack:
             if self.envs:
-                self.envs.close()
+                close(self.envs)
         if error and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
@@ -158,7 +158,9 @@ class Run:
                     f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
                     f"{cfg.torch_threads}")
             if self.reported_step < cfg.start_steps:
-                mpi.say(f"learning starts at step {cfg.start_steps:,}; steps take longer then")
+                mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
+                    "; steps take longer then" if cfg.start_steps < cfg.total_steps else
+                    ", and this run ends before: it learns nothing"))
             self.logger.open(cfg, self.reported_step, self.stack)
         self.reported = time.perf_counter()
         self.started = self.reported - self.seconds
@@ -289,6 +291,7 @@ class Run:
 
     def save_checkpoint(self):
         """Write policy.pt and what --resume needs. Every rank saves at the same step."""
+        check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
         began = time.perf_counter()
         self.save_policy("policy.pt")
         cuda = self.device.type == "cuda"
