@@ -112,8 +112,8 @@ def test_every_kind_of_value():
 
 @pytest.mark.parametrize("args,said", [
     ("--title 3", "there is no flag --title; --help lists the flags$"),
-    ("3", "there is no flag 3; --help lists the flags$"), ("--seed 1 2", "there is no flag 2; "),
-    ("--norm-obs True", "there is no flag True; "),
+    ("3", "3 belongs to no flag; "), ("--seed 1 2", "2 belongs to no flag; "),
+    ("--norm-obs True", "True belongs to no flag; what is on or off takes no value"),
     ("--device gpu --seed 3", ".*'gpu' .*'--device'.*'auto', 'cpu', 'cuda'"),
 ])
 def test_what_an_algorithm_does_not_have(args, said):
