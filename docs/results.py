@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks import table
 
-FOLDERS = ("results", "ablation")
+FOLDERS = ("results", "ablation", "imitation", "scaled")
 DIGITS = 4      # of a stored return
 
 
