@@ -19,8 +19,8 @@ An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures. Those of ppo.py. The first rollout stands for the paper's random steps. The
-predictor has an optimizer of its own and sees each s' once, all frames of it; there, in
-four passes, a random quarter of each minibatch, and the last frame.
+predictor has its own optimizer and sees each s' once, with all its frames. In the paper
+it shares PPO's, and learns from a quarter of each minibatch and the last frame alone.
 
 Healthy values. `pred_loss` falls, and rises when new places are found: on Rooms-v0
 from 0.8 to 0.2, and to 0.3 before the first reward.

@@ -22,7 +22,7 @@ import torch
 from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate
+from utils.evaluate import close, evaluate
 from utils.files import atomic_write
 
 PER_STEP = ("obs", "act", "rew", "terminated", "truncated")
@@ -51,7 +51,7 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
     steps = []
     returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic, max_steps=max_steps,
                                 envs=envs, steps=steps)
-    envs.close()
+    close(envs)
     steps = [(obs, agent.env_act(act), *rest) for obs, act, *rest in steps]
     columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
     arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])

@@ -11,6 +11,7 @@ from algos import ppo, ppo_rnd
 from tests import onpolicy
 from tests.helpers import bare, close, column, copies, moved, noted, vec
 from tests.onpolicy import SPACES, every_kind, rows_of
+from utils.errors import UsageError
 from utils.nets import ImageEncoder
 from utils.optim import Adam
 
@@ -246,3 +247,9 @@ def test_what_is_seen_often_is_no_longer_new():
         ppo_rnd.update_predictor(agent, optimizer, rollout)
     assert agent.novelty(known).mean() < 0.05 * at_first
     assert agent.novelty(-known).mean() > 10 * agent.novelty(known).mean()
+
+
+@pytest.mark.parametrize("setting", [{"int_gamma": 1.0}, {"pred_share": 0.0}, {"int_coef": -1.0}])
+def test_settings_have_ranges(setting):
+    with pytest.raises(UsageError, match="it takes a number"):
+        ppo_rnd.Config(**setting)

@@ -83,6 +83,7 @@ def test_other_seeds_are_scored(runs, learned, capsys):
     assert doctor.summary(told) == (
         "of 4 runs with one of 2 bugs, 100% had the right one among the three; of 2 healthy runs "
         "of 1 algorithms on 1 tasks, 0% were called unusual, but of the planted ones only 100%")
+    assert "50% had" in doctor.summary([row | {"place": 3 + row["seed"] % 2} for row in told])
     told = [row | {"place": None, "unusual": 0.5 * (not row["bug"])} for row in told]
     assert "0% had the right" in doctor.summary(told) and ", 100% were" in doctor.summary(told)
     assert doctor.summary(told).endswith("the planted ones only 0%")

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from algos import ppo
+from tests import registry
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
 from tests.helpers import refused, saved, steps
 from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.directory import replaced_files
+from utils.run.command import flag
 from utils.run.settings import check_settings, parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
@@ -161,7 +163,15 @@ def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
 
 def test_a_switch_is_no_text_from_python():
     """"False" would be true."""
-    cfg = ppo.Config()
-    vars(cfg)["norm_adv"] = "False"                             # beartype would refuse it before
-    with pytest.raises(UsageError, match="--norm-adv is 'False'; it takes True or False"):
-        check_settings(cfg)
+    for name in ("norm_adv", "resume"):                         # also one of RunConfig
+        cfg = ppo.Config()
+        vars(cfg)[name] = "False"                               # beartype would refuse it before
+        with pytest.raises(UsageError, match=f"{flag(name)} is 'False'; it takes True or False"):
+            check_settings(cfg)
+
+
+def test_a_run_too_short_to_learn_says_so(capsys):
+    for total in (24, 25):
+        registry.module("dqn").train(registry.config(
+            "dqn", start_steps=24, total_steps=total, num_envs=1, run_dir=f"run{total}"))
+        assert ("it learns nothing" in capsys.readouterr().out) == (total == 24)

@@ -43,7 +43,7 @@ from utils.wrappers import OwnStep, success as success_of
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
     ("ALE/Pong-v5", '{"repeat_action_probability": 2}', "repeat_action_probability is 2, no prob"),
-    ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
+    ("CartPole-v1", '{"num_envs": 3}', "num_envs"), ("Hopper", "{}", "newest is Hopper-v[0-9]$"),
     ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "imported: .*newer version"),
     *((env, "{}", f"^--env is {env}.*{said}") for env, said in (
         ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"),
@@ -257,8 +257,9 @@ def test_n_dicts_or_tuples_are_predicted_as_one_of_arrays():
     (1, np.zeros((6, 6, 1), np.uint8), None, r"observation\[1\] has no 'speed'")])
 def test_the_part_that_is_not_of_the_space_is_named(first, image, speed, says):
     rest = {"image": image} | ({} if speed is None else {"speed": speed})
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=says) as caught:
         agent_for(ppo, uneven(PAIR, Discrete(2))).predict((first, rest))
+    assert str(caught.value).startswith("observation[")         # no environment returned it
     some = {"image": image, "speed": None}
     refused(FlatBox(PAIR).flatten, (1, some), says=r"\['(image|speed)'\]")
     refused(FlatBox(PAIR).flatten, (1, image), says=r"observation\[1\] is .*, no dict$")

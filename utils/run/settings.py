@@ -95,7 +95,7 @@ def check_settings(cfg):
     settings = vars(cfg)
     for field in fields(cfg):
         kind, name = str(field.type), field.name
-        if kind == "bool" and not isinstance(settings[name], bool):  # "False" would be true
+        if "bool" in kind and not isinstance(settings[name], bool):  # "False" would be true
             raise UsageError(f"{flag(name)} is {settings[name]!r}; it takes True or False")
         if "int" in kind or "float" in kind:
             high = 1e9 if "int" in kind else math.inf
