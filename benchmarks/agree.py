@@ -78,7 +78,8 @@ def difference(old: dict, new: dict) -> tuple[float, str]:
         if a.shape != b.shape or (np.isnan(a) != np.isnan(b)).any():
             return 1.0, name
         size = np.nanmax(np.abs([a, b]), initial=0) or 1
-        worst = max(worst, (float(np.nanmax(abs(a - b), initial=0) / size), name))
+        apart = float(np.nanmax(abs(a - b), initial=0) / size)
+        worst = (apart, name) if apart > worst[0] else worst
     return worst
 
 

@@ -18,7 +18,7 @@ metrics without a unit count.
 import argparse
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -234,11 +234,18 @@ def summary(told: list[dict]) -> str:
     planted, clean = ([row for row in told if bool(row["bug"]) == bug] for bug in (True, False))
     noticed, alarms = (np.mean([row["unusual"] > SHARE for row in rows])
                        for rows in (planted, clean))
-    named = np.mean([row["place"] is not None and row["place"] <= 3 for row in planted])
+    known = Counter((row["algo"], row["env"], row["steps"]) for row in load() if row["bug"])
+    known = [known[row["algo"], row["env"], row["steps"]] for row in planted]
+    first, named = (np.mean([row["place"] is not None and row["place"] <= places
+                             for row in planted]) for places in (1, 3))
+    chance_first, chance = (np.mean([min(1, places / count) for count in known])
+                            for places in (1, 3))
     algos, tasks = ({row[name] for row in clean} for name in ("algo", "env"))
     return (f"of {len(planted)} runs with one of {len({(x['algo'], x['bug']) for x in planted})} "
-            f"bugs, {named:.0%} had the right one among the three; of {len(clean)} healthy runs of "
-            f"{len(algos)} algorithms on {len(tasks)} tasks, {alarms:.0%} were called unusual, but "
+            f"bugs, {first:.0%} had the right one first (guessing: {chance_first:.0%}) and {named:.0%} "
+            f"among the three (guessing: {chance:.0%}, since few bugs are known of a task); of "
+            f"{len(clean)} healthy runs of {len(algos)} algorithms on {len(tasks)} tasks, "
+            f"{alarms:.0%} were called unusual, but "
             f"of the planted ones only {noticed:.0%}")
 
 

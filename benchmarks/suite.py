@@ -9,7 +9,7 @@ import ast
 import hashlib
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from utils.files import write_text
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CURVES = "curve", "eval_curve"                  # they stand in the file of curves
-# What learning is computed with, as far as an algorithm imports it.
+# What learning is computed with, as far as an algorithm imports it. Of utils/run/ and evaluate.py,
+# the default of start_steps, --init-from and the seeds count too: after a change there, ask again.
 HELPERS = set("atari buffers demos envs goals mpi nets optim policy spaces wrappers".split())
 
 
@@ -60,7 +61,8 @@ def read_runs(folder: Path) -> list[dict]:
 def read(suite: Path) -> dict[tuple, list[dict]]:
     """Group results by environment, library, algorithm and settings; sort each group by seed.
 
-    Of a group, only rows of this code are kept, if there are any.
+    Of a group, only rows of this code are kept, if they are at least half of it. Else a few seeds
+    of today would stand for all.
 
     suite    a .jsonl file, or a folder of runs that have a result.json
     """
@@ -69,7 +71,8 @@ def read(suite: Path) -> dict[tuple, list[dict]]:
         groups[group_of(result)].append(result)
     for key, results in groups.items():
         today = [result for result in results if "library" not in result and verdict(result)]
-        groups[key] = sorted(today or results, key=lambda result: result["seed"])
+        kept = today if len(today) >= len(results) / 2 else results
+        groups[key] = sorted(kept, key=lambda result: result["seed"])
     return {key: groups[key] for key in sorted(groups, key=lambda key: [*map(natural, key)])}
 
 
@@ -170,13 +173,13 @@ def add(folder: Path, suite: Path) -> None:
 def retire(suite: Path) -> None:
     """Move rows of code that no commit has, and rows that others replace, to history.jsonl.
 
-    A row is replaced if it is not of this code, and others with the same settings are.
+    A row is replaced if it is not of this code, and at least as many with its settings are.
     """
     found = read_suite(suite)
     ours = [row for row in found if "library" not in row]
-    fresh = {group_of(row) for row in ours if verdict(row)}
-    old = [row for row in ours if is_dirty(row) or (
-        verdict(row) is False and group_of(row) in fresh)]
+    count = Counter((group_of(row), verdict(row)) for row in ours if not is_dirty(row))
+    old = [row for row in ours if is_dirty(row) or (verdict(row) is False and count[
+        group_of(row), True] >= count[group_of(row), False])]
     if old:
         to_history(old)
         write_suite(suite, [row for row in found if row not in old])

@@ -308,10 +308,12 @@ def size() -> str:
     lines = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines())
              for path in (ROOT / "utils").rglob("*.py")}
     near = sum(lines[path] for path in HELPERS)
+    learning = sum(lines[f"utils/{name}.py"] for name in suite.HELPERS)
     return wrapped(f"An algorithm is one file, plus about {round(near, -1):,} lines of helpers "
-                   f"that you may read once: {', '.join(f'`{path}`' for path in HELPERS)}. Behind "
-                   f"them, {round(sum(lines.values()) - near, -2):,} lines wrap environments, keep "
-                   "runs and play them.")
+                   f"that all share: {', '.join(f'`{path}`' for path in HELPERS)}. Behind them, "
+                   f"{round(learning - near, -1):,} lines wrap environments and check, flatten and "
+                   f"store what they give; {round(sum(lines.values()) - learning, -2):,} keep runs "
+                   "and play them.")
 
 
 # ---- The pages
@@ -321,7 +323,7 @@ def bugs() -> str:
     rows = suite.read_lines(HERE / "atlas.jsonl")
     ended = [row for row in rows if None in row["lost"]]
     costly = [row for row in rows if row not in ended and row["lost"][0] > 0.4]
-    free = [row for row in rows if row not in ended and row["lost"][1] <= 0]
+    free = [row for row in rows if row not in ended and row["lost"][1] <= 0 <= row["lost"][2]]
     algos = {row["bug"].partition("@")[2] or row["bug"].partition("-")[0] for row in rows}
     told = doctor.summary(suite.read_lines(doctor.SCORES))
     return wrapped(

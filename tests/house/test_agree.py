@@ -133,14 +133,20 @@ def test_rows_that_others_replace_go_to_the_history(monkeypatch):
     monkeypatch.setattr(suite, "HERE", Path())
     rows = [ROW | {"algo": "ppo", "seed": k, "id": f"seed{k}", "git_commit": commit}
             for k, commit in enumerate(["old", "new", "unasked", "x-dirty"])]
+    rows += [ROW | {"algo": "ppo", "changed": {"few": 1}, "id": f"few{k}", "git_commit": commit}
+             for k, commit in enumerate(["new", "old", "old"])]   # one of three stands for no row
     others = [ROW | {"algo": "ppo", "changed": {}, "id": "alone"},
               ROW | {"algo": "ppo", "library": "sb3", "id": "peer"}]
     told = {("ppo", "Toy-v0", settings, commit, suite.code("ppo")): agrees
-            for settings, commit, agrees in (("gamma=0.9", "old", False), ("", "old", False),
-                                             ("gamma=0.9", "new", True))}
+            for settings, commit, agrees in (
+                ("gamma=0.9", "old", False), ("", "old", False), ("gamma=0.9", "new", True),
+                ("few=1", "old", False), ("few=1", "new", True))}
     monkeypatch.setattr(suite, "verdicts", lambda: told)
     suite.retire(write(rows + others))
-    assert stored("results") == ["alone", "peer", "seed1", "seed2"]
+    few = ["few0", "few1", "few2"]
+    assert stored("results") == ["alone", *few, "peer", "seed1", "seed2"]
+    groups = suite.read(Path("results.jsonl")).values()
+    assert few in [sorted(row["id"] for row in group) for group in groups]
     assert stored("history") == ["seed0@old", "seed3@x-dirty"]
 
 

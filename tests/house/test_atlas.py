@@ -145,7 +145,6 @@ def test_train_plants_a_bug_in_a_clone(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sample_of_the_planted_bugs_is_killed():
-    """No test of the default run reads the catalogue."""
     done = subprocess.run([sys.executable, "-m", "tests.mutants", "--sample", "12"],
                           cwd=catalogue.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -76,8 +76,10 @@ def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
 def test_of_equal_settings_only_rows_of_this_code_are_shown(monkeypatch):
     rows = [result(seed, 10.0 * seed) for seed in (1, 2, 3, 4)]
     judge(monkeypatch, {2: True, 3: True, 4: False})    # 2 is dirty; nobody has asked for 1
-    (row,) = made("beside", groups(*rows))
+    (row,) = made("beside", groups(*rows[2:]))
     assert (row["train100"], row["seeds"], row["code"]) == ("30.0", "1*", "this")
+    (row,) = made("beside", groups(*rows[1:]))              # one of three does not stand for all
+    assert (row["seeds"], row["code"]) == ("3", "20123456-dirty 40123456")
     (row,) = made("beside", groups(rows[0], rows[1], rows[3]))
     assert row["code"] == "10123456 20123456-dirty 40123456"
     monkeypatch.setattr(suite, "code", lambda algo: "another")      # the code has changed
@@ -222,6 +224,12 @@ def test_pages_say_what_the_results_say_and_of_which_code(page, monkeypatch):
             assert numbers(old) == numbers(again), order
         for row in shown:
             assert "library" in row or suite.verdict(row) or row["git_commit"][:8] in old
+
+
+def test_a_row_has_each_seed_once():
+    for key, found in table.read(table.HERE / "results.jsonl").items():
+        seeds = [result["seed"] for result in found]
+        assert len({*seeds}) == len(seeds), key
 
 
 def test_the_benchmarks_begin_with_one_screen():

@@ -1,4 +1,4 @@
-"""The stage of a run. Nothing in it touches learning.
+"""The stage of a run: all but the learning.
 
     settings.py     RunConfig, the settings of every run, and the command line that gives them
     launch.py       how ranks start and end together
