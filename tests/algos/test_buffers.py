@@ -133,30 +133,6 @@ def test_ring_tells_its_memory_and_refuses_what_cannot_fit(algo, kind, capsys):
 
 # ---- Priorities
 
-def test_tree_holds_sums_and_finds_the_rows_of_brute_force():
-    @few
-    @given(st.integers(1, 40), st.integers(0, 99), st.integers(1, 9))
-    def check(size, seed, changes):
-        rng, tree, plain = np.random.default_rng(seed), dqn_per.SumTree(size), np.zeros(size)
-        for _ in range(changes):
-            at = rng.integers(size, size=7)                     # some twice
-            values = rng.uniform(size=size)[at] * (rng.uniform(size=size) < 0.7)[at]
-            tree.set(at, values)
-            plain[at] = values
-        nodes, n = tree.nodes, tree.num_leaves
-        assert np.array_equal(tree.leaves[:size], plain) and not nodes[n + size:].any()
-        assert np.array_equal(nodes[1:n], nodes[2:2 * n:2] + nodes[3:2 * n:2])
-        if plain.sum() > 0:
-            point = rng.uniform(size=200) * plain.sum()
-            found = tree.find(point)
-            expected = np.searchsorted(plain.cumsum(), point, side="right")
-            assert (found != expected).mean() < 0.02            # sums in another order may differ
-            ends = tree.find(np.array([0, nodes[1], 2 * nodes[1]]))
-            assert (plain[found] > 0).all() and (plain[ends] > 0).all()
-
-    check()
-
-
 def test_priorities_are_those_that_were_set_and_new_rows_have_the_highest():
     @few
     @given(st.integers(3, 20), calls, st.integers(0, 99))
@@ -174,8 +150,7 @@ def test_priorities_are_those_that_were_set_and_new_rows_have_the_highest():
             plain[rows], highest = values, max(highest, values.max())
             if reload:
                 buffer = reloaded(buffer, make(dqn_per, capacity))
-            leaves = buffer.tree.leaves[:capacity].copy()
-            assert np.array_equal(leaves, plain) and buffer.max_priority == highest
+            assert np.array_equal(buffer.priority, plain) and buffer.max_priority == highest
             beta = float(rng.uniform())
             batch = buffer.sample(16, beta)
             weight = (min(count, capacity) * plain[batch.rows] / plain.sum()) ** -beta

@@ -1,4 +1,4 @@
-"""algos/dqn_per.py, where it is not algos/dqn.py: the tree, the priorities, the weights."""
+"""algos/dqn_per.py, where it is not algos/dqn.py: the priorities, the weights."""
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +18,6 @@ def filled(size, steps, num_envs=3):
         numbers = range(step * num_envs, (step + 1) * num_envs)
         buffer.add(**transitions(dqn_per, numbers))
     return buffer
-
-
-def leaves(buffer):
-    """The priority of each row."""
-    return buffer.tree.leaves[:buffer.capacity]
 
 
 def rate(buffer, rng):
@@ -78,7 +73,7 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
         rated.append(at)
         rating(buffer, at, values)
         last = dict(zip(at.tolist(), values.tolist()))          # of a row that was drawn twice
-        close(leaves(buffer)[list(last)], torch.tensor(list(last.values())))
+        close(buffer.priority[list(last)], torch.tensor(list(last.values())))
 
     monkeypatch.setattr(dqn_per.PrioritizedBuffer, "set_priorities", noting_rate)
     monkeypatch.setattr(dqn_per, "update", noting_update)
