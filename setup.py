@@ -6,8 +6,8 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 
 CORE = [
-    # Tensors, gradients and optimizers. The tests run with 2.13, and once ran with 2.15; a newer one may
-    # change the results of a seed.
+    # Tensors, gradients and optimizers. The tests run with 2.13, and once ran with 2.15; a newer
+    # one may change the results of a seed.
     "torch>=2.11,<2.16",
     # Environments, vector environments, episode statistics and the video recorder.
     "gymnasium[mujoco]>=1.4,<2",

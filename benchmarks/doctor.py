@@ -242,8 +242,8 @@ def summary(told: list[dict]) -> str:
                             for places in (1, 3))
     algos, tasks = ({row[name] for row in clean} for name in ("algo", "env"))
     return (f"of {len(planted)} runs with one of {len({(x['algo'], x['bug']) for x in planted})} "
-            f"bugs, {first:.0%} had the right one first (guessing: {chance_first:.0%}) and {named:.0%} "
-            f"among the three (guessing: {chance:.0%}, since few bugs are known of a task); of "
+            f"bugs, {first:.0%} had the right one first (guessing: {chance_first:.0%}) and "
+            f"{named:.0%} among the three (guessing: {chance:.0%}, since few bugs are known of a task); of "
             f"{len(clean)} healthy runs of {len(algos)} algorithms on {len(tasks)} tasks, "
             f"{alarms:.0%} were called unusual, but "
             f"of the planted ones only {noticed:.0%}")
