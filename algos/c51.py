@@ -179,7 +179,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """p(s, a) fits m, the distribution of r plus gamma times a return from s'.
 
         a' = argmax_a Q_targ(s', a), where Q is the mean: see `mean_of`
-        m  = p_targ(s', a'), moved to r + gamma (1 - terminated) z: see `project`
+        d  = gamma (1 - terminated)
+        m  = p_targ(s', a'), moved to r + d z: see `project`
         L  = -mean sum_i m_i log p_i(s, a), where m is a constant
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
@@ -192,9 +193,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     with torch.no_grad():  # the critic moves towards the target, not vice versa
         next_logp = agent.critic_targ(batch.next_obs)
         next_act = mean_of(next_logp, agent.atoms).argmax(-1)  # a'
-        target, clipped = project(batch.rew, batch.terminated,
-                                  at_action(next_logp, next_act).exp(),
-                                  agent.atoms, agent.cfg.gamma)
+        target, clipped = project(batch.rew, agent.cfg.gamma * (1 - batch.terminated),
+                                  at_action(next_logp, next_act).exp(), agent.atoms)
     logp = at_action(agent.critic(batch.obs), batch.act)
     assert logp.shape == target.shape  # [B, n]
     loss = -(target * logp).sum(-1).mean()
@@ -214,34 +214,35 @@ def mean_of(logp: Float32[Tensor, "B *k n"], atoms: Float32[Tensor, "n"]
     return logp.exp() @ atoms
 
 
-def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
-            atoms: Float32[Tensor, "n"], gamma: float) -> tuple[PerAtom, PerSample]:
-    """m, the distribution of r + gamma (1 - terminated) z on the fixed atoms.
+def project(rew: PerSample, discount: PerSample, next_prob: PerAtom,
+            atoms: Float32[Tensor, "n"]) -> tuple[PerAtom, PerSample]:
+    """m, the distribution of r + d z on the fixed atoms, where d is the discount.
 
-    The probability p_i of z_i moves to x_i = r + gamma (1 - terminated) z_i, or to the
-    end of the support if x_i lies outside. If s' is terminal, all of it moves to r. The
-    atoms next to x_i share it: with x_i at index l + f, l an integer and 0 <= f < 1,
+    The probability p_i of z_i moves to x_i = r + d z_i, or to the end of the support if
+    x_i lies outside. If s' is terminal, d is 0, and all of it moves to r. The atoms
+    next to x_i share it: with x_i at index l + f, l an integer and 0 <= f < 1,
 
         m_l     += (1 - f) p_i
         m_{l+1} += f p_i
 
-    An example with gamma = 0.75, r = 1 and three atoms:
+    `clipped` is the probability that atoms beyond the ends would get, if there were
+    any. Where it is 0, the mean of m is r + d Q_targ(s', a').
+
+    An example with d = 0.75, r = 1 and three atoms:
 
         z_i    p_i    x_i
         0      0.2    1        0.2 to m_1
         1      0.4    1.75     0.1 to m_1 and 0.3 to m_2
         2      0.4    2.5      0.4 to m_2, the end; 0.2 would go to an atom at 3
 
-    So m is (0, 0.3, 0.7). `clipped` is 0.2, the probability that atoms beyond the ends
-    would get, if there were any. Where it is 0, the mean of m is r + gamma (1 -
-    terminated) Q_targ(s', a'), as in DQN.
+    So m is (0, 0.3, 0.7), and `clipped` is 0.2.
 
     A trap: Algorithm 1 of the paper takes the floor and ceiling of the index. If it is
     an integer, as for z_0 here, these are equal, and both shares are 0: p_i is lost.
     """
-    assert rew.shape == terminated.shape == next_prob.shape[:1]
+    assert rew.shape == discount.shape == next_prob.shape[:1]
     last = len(atoms) - 1  # index of the highest atom
-    moved = rew[:, None] + gamma * (1 - terminated[:, None]) * atoms  # x, [B, n]
+    moved = rew[:, None] + discount[:, None] * atoms  # x, [B, n]
     free_index = (moved - atoms[0]) / (atoms[-1] - atoms[0]) * last
     index = free_index.clamp(0, last)  # l + f
     beyond = (free_index - index).abs().clamp(max=1)  # share of p for atoms out there

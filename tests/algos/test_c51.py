@@ -19,7 +19,8 @@ def projected(rew, terminated, prob, atoms, gamma):
     """One sample, in float64."""
     rew, terminated, prob = (torch.as_tensor(x, dtype=torch.float64)[None]
                              for x in (rew, terminated, prob))
-    target, clipped = bare(c51).project(rew, terminated, prob, torch.as_tensor(atoms), gamma)
+    target, clipped = bare(c51).project(rew, gamma * (1 - terminated), prob,
+                                        torch.as_tensor(atoms))
     return target[0].numpy(), clipped.item()
 
 
@@ -57,7 +58,7 @@ def test_the_projection_is_a_loop_over_pairs_of_atoms(case):
 def test_a_hair_beyond_the_end_is_no_alarm():
     """1 + 0.99 * 100 is above 100 in float32, and all the probability is there."""
     atoms, rew = torch.linspace(-100, 100, 51), vec(1.0001)
-    _, clipped = c51.project(rew, vec(0), torch.eye(51)[-1:], atoms, 0.99)
+    _, clipped = c51.project(rew, vec(0.99), torch.eye(51)[-1:], atoms)
     assert (rew + 0.99 * atoms[-1] > atoms[-1]).all() and 0 < clipped.item() < 1e-4
 
 
