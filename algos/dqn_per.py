@@ -335,7 +335,7 @@ class PrioritizedBuffer(SavedRows):  # which adds its state dict
         offset = torch.rand(batch_size, dtype=torch.float64).numpy()  # in each segment
         point = (np.arange(batch_size) + offset) / batch_size * edge[-1]
         rows = np.searchsorted(edge, point, side="right")
-        rows = rows.clip(max=self.num_stored - 1)  # rounding can move a point to the end
+        rows = rows.clip(max=self.num_stored - 1)  # rounding may go beyond the end
         prob = self.priority[rows] / edge[-1]
         lowest = min(mpi.gather(prob.min().item()))  # over the batch of all processes
         weight = (lowest / torch.from_numpy(prob)) ** beta
