@@ -69,6 +69,7 @@ ALGOS = {
     "dqn_per": Row("dqn", "discrete image"),
     "c51": Row("dqn", "discrete image", {"num_atoms": 7}),
     "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7}, probed={"total_steps": 3000}),
+    "rainbow": Row("c51", "discrete image", {"num_atoms": 7, "n_step": 1}),
     "pqn": Row("dqn", "discrete image"),
     "ddpg": Row("", "box"),
     "td3": Row("ddpg", "box"),

@@ -204,10 +204,11 @@ def test_every_row_that_is_learned_from_is_as_scripted(name, kind, watched):
         flat = {key: x.flatten(0, data.rew.ndim - 1) for key, x in vars(data).items()
                 if key in "obs act rew next_obs terminated done".split()}
         keys, after = identity(flat["obs"]), identity(flat["next_obs"])
+        terminal = flat["terminated"] if "terminated" in flat else data.discount == 0
         act = watched.agent.env_act(flat["act"])
         for i, key in enumerate(keys):
             rew, next_obs, terminated, done, sent = happened[key]
-            assert after[i] == next_obs and flat["terminated"][i] == terminated
+            assert after[i] == next_obs and terminal[i] == terminated
             assert name == "gail" or flat["rew"][i] == rew      # its rewards are its own
             assert "done" not in flat or flat["done"][i] == done
             np.testing.assert_allclose(act[i], sent, atol=1e-5)
@@ -686,7 +687,7 @@ COLUMN = (4, 1)
       for shapes in ((COLUMN, 4, 4), (4, COLUMN, 4), (4, 4, COLUMN))),
     *(("qr_dqn", "quantile_huber", shapes, (torch.ones(3),))
       for shapes in ((COLUMN, (4, 3)), ((4, 3), COLUMN), ((1, 3), (4, 3)))),
-    ("c51", "project", (COLUMN, 4, (4, 2)), (torch.arange(2.0), 0.5)),
+    ("c51", "project", (COLUMN, 4, (4, 2)), (torch.arange(2.0),)),
     ("ppo_mask", "mask_logits", ((4, 3), COLUMN), ())])
 def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shapes, rest):
     for algo, error in (module(name), TypeCheckError), (helpers.bare(module(name)), AssertionError):

@@ -1,0 +1,271 @@
+"""algos/rainbow.py, where it is not algos/c51.py: steps, priorities, noise, double and dueling."""
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings as how, strategies as st
+from scipy import stats
+
+from algos import rainbow
+from tests.algos.test_buffers import CPU, reloaded
+from tests.algos.test_c51 import projected
+from tests.helpers import VECTOR, close, noted, refused
+from tests.offpolicy import DQN_SPACES, dqn_agent, dqn_quick as quick, fits
+from utils import mpi
+
+few = how(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def make(capacity=40, num_envs=1, space=VECTOR):
+    return rainbow.NStepBuffer(capacity, space, num_envs, CPU)
+
+
+def config(**settings):
+    return rainbow.Config(**{"gamma": 0.5, "n_step": 3} | settings)
+
+
+def make_agent(kind="vector", **settings):
+    return dqn_agent(rainbow, kind, **{"num_atoms": 9, "v_min": -2.0, "v_max": 1.0} | settings)
+
+
+def without_noise(agent):
+    for name, param in agent.named_parameters():
+        param.data.mul_("sigma" not in name)
+    return agent
+
+
+def make_batch(kind="vector", size=32):
+    torch.manual_seed(1)
+    space = DQN_SPACES[kind]
+    buffer, rng = make(size, 1, space), np.random.default_rng(0)
+    for _ in range(size):
+        obs = [rng.integers(256, size=space.shape) if kind == "image" else
+               rng.normal(size=space.shape) for _ in range(2)]
+        end = rng.random(1) < 0.3
+        buffer.add(obs=obs[0][None], act=rng.integers(4, size=1), rew=rng.normal(size=1),
+                   next_obs=obs[1][None], terminated=end, ended=end)
+    buffer.set_priorities(np.arange(size), torch.rand(size) + 0.1)
+    return buffer.sample(size, config(), 0.7)
+
+
+# ---- n steps
+
+def walk(start, log, n_step, gamma):
+    """(return, discount, number of the last transition) from one transition on, by a loop."""
+    total, discount = 0.0, 1.0
+    for number, rew, terminated, ended in log[start:start + n_step]:
+        total, discount, last = total + discount * rew, discount * gamma, number
+        if ended:
+            break
+    return total, discount * (1 - terminated), last
+
+
+def test_targets_add_up_the_steps_of_one_episode_in_one_environment():
+    @few
+    @given(st.integers(2, 9), st.integers(1, 3), st.integers(1, 5), st.integers(0, 99),
+           st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=4))
+    def check(rows, num_envs, n_step, seed, calls):
+        rng, capacity = np.random.default_rng(seed), rows * num_envs + seed % 2
+        buffer, logs, count = make(capacity, num_envs), [[] for _ in range(num_envs)], 0
+        for steps, reload in calls:
+            for _ in range(steps):
+                numbers = np.arange(count, count + num_envs)
+                rew = rng.integers(-9, 9, num_envs).astype(float)
+                terminated, truncated = rng.random((2, num_envs)) < 0.2
+                obs = np.broadcast_to(numbers[:, None], (num_envs, 3)).astype(float)
+                buffer.add(obs=obs, act=numbers % 4, rew=rew, next_obs=obs + 0.5,
+                           terminated=terminated, ended=terminated | truncated)
+                for log, *row in zip(logs, numbers, rew, terminated, terminated | truncated):
+                    log.append(row)
+                count += num_envs
+            if reload:                                          # new episodes begin
+                buffer = reloaded(buffer, make(capacity, num_envs))
+                for log in logs:
+                    log[-1][-1] = True
+            batch = buffer.sample(20, config(n_step=n_step), 0.5)
+            for k, number in enumerate(batch.obs[:, 0].int().tolist()):
+                assert count - capacity <= number < count and batch.act[k] == number % 4
+                log = logs[number % num_envs]
+                rew, discount, last = walk(number // num_envs, log, n_step, 0.5)
+                assert (batch.rew[k], batch.discount[k]) == (rew, discount)
+                assert batch.next_obs[k, 0] == last + 0.5
+
+    check()
+
+
+def test_a_return_by_hand():
+    """1 + 0.5 * 2 + 0.25 * 4; the last one is cut short by the time limit, which bootstraps."""
+    buffer = make()
+    for k, rew in enumerate((1, 2, 4, 8, 16)):
+        buffer.add(obs=np.full((1, 3), k), act=np.zeros(1, int), rew=np.full(1, rew),
+                   next_obs=np.full((1, 3), k + 1), terminated=np.zeros(1),
+                   ended=np.array([k == 3]))
+    batch = buffer.sample(2000, config(), 0.5)
+    told = {int(s[0]): (r.item(), d.item(), int(s2[0])) for s, r, d, s2 in zip(
+        batch.obs, batch.rew, batch.discount, batch.next_obs)}
+    assert told == {0: (3, 0.125, 3), 1: (6, 0.125, 4), 2: (8, 0.25, 4), 3: (8, 0.5, 4),
+                    4: (16, 0.5, 5)}
+
+
+# ---- Priorities
+
+def test_rows_are_drawn_by_priority_and_weighed_against_it():
+    buffer = make(10)
+    for k in range(8):
+        buffer.add(obs=np.full((1, 3), k), act=np.zeros(1, int), rew=np.zeros(1),
+                   next_obs=np.zeros((1, 3)), terminated=np.zeros(1), ended=np.zeros(1, bool))
+    assert buffer.columns["priority"][:8].tolist() == [1.0] * 8
+    priority = torch.arange(1.0, 9.0)
+    buffer.set_priorities(np.arange(8), priority)
+    batch = buffer.sample(7200, config(), 0.5)
+    counts = np.bincount(batch.rows, minlength=8)
+    assert (abs(counts - 7200 * priority.numpy() / 36) <= 2).all()      # stratified
+    assert np.array_equal(batch.rows, batch.obs[:, 0].int())
+    close(batch.weight, (1 / priority[batch.rows]) ** 0.5)
+    buffer.add(obs=np.zeros((1, 3)), act=np.zeros(1, int), rew=np.zeros(1),
+               next_obs=np.zeros((1, 3)), terminated=np.zeros(1), ended=np.zeros(1, bool))
+    assert buffer.columns["priority"][8] == 8                   # a new row has the highest
+
+
+def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
+    buffer = make()
+    for k in range(20):
+        buffer.add(obs=np.zeros((1, 3)), act=np.zeros(1, int), rew=np.zeros(1),
+                   next_obs=np.zeros((1, 3)), terminated=np.zeros(1), ended=np.zeros(1, bool))
+    buffer.set_priorities(np.arange(20), torch.rand(20) + 0.1)
+    torch.manual_seed(5)
+    alone = buffer.sample(64, config(), 1.0)
+    monkeypatch.setattr(mpi, "gather", lambda mine: [mine, mine / 4])
+    torch.manual_seed(5)
+    close(buffer.sample(64, config(), 1.0).weight, alone.weight / 4)
+
+
+def test_every_update_rates_what_it_learned_from(monkeypatch):
+    """At once, by the divergence that it saw, without weights, to the power omega."""
+    learned, rated = [], []
+    update, rating = rainbow.update, rainbow.NStepBuffer.set_priorities
+    at_once = noted(monkeypatch, rainbow.NStepBuffer, "sample",
+                    lambda *_: len(rated) == len(learned))
+
+    def noting_update(agent, optimizer, batch, lr):
+        state = torch.get_rng_state()                           # the same noise
+        plain = replace(batch, weight=torch.ones_like(batch.weight))
+        learned.append([batch.rows, rainbow.critic_loss(agent, plain)[1]["kl"] ** 0.4])
+        torch.set_rng_state(state)
+        return update(agent, optimizer, batch, lr)
+
+    def noting_rate(buffer, rows, values):
+        assert np.array_equal(rows, learned[-1][0])
+        close(values, learned[-1][1])
+        rated.append(rows)
+        rating(buffer, rows, values)
+
+    monkeypatch.setattr(rainbow.NStepBuffer, "set_priorities", noting_rate)
+    monkeypatch.setattr(rainbow, "update", noting_update)
+    rainbow.train(quick(rainbow, update_every=4, num_envs=2, omega=0.4))
+    assert len(rated) == len(learned) == len(at_once) == 20 and all(at_once)
+
+
+# ---- The loss
+
+@pytest.mark.parametrize("kind", ["vector", "image"])
+def test_the_loss_is_that_of_a_loop_over_samples(kind):
+    """And its gradient that of a fit to constants. The critic chooses, its target rates."""
+    agent, batch = without_noise(make_agent(kind)), make_batch(kind)
+    assert len(batch.weight.unique()) > 5 and (batch.discount == 0).any()
+    losses, q, chosen = [], [], set()
+    for k in range(32):
+        with torch.no_grad():
+            own, prob = (net(batch.next_obs[k:k + 1])[0].exp().double()
+                         for net in (agent.critic, agent.critic_targ))
+        best = (own @ agent.atoms.double()).argmax()
+        chosen.add((best == (prob @ agent.atoms.double()).argmax()).item())
+        discount = batch.discount[k].item()
+        target, _ = projected(batch.rew[k], float(discount == 0), prob[best], agent.atoms, discount)
+        logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
+        q.append(logp.exp() @ agent.atoms)
+        losses.append((-(torch.from_numpy(target).float() * logp).sum(),
+                       stats.entropy(target, logp.exp().detach().numpy())))
+    assert chosen == {True, False}
+    loss = torch.stack([x for x, _ in losses]).mul(batch.weight).mean()
+    plain = torch.nn.ParameterList(param for name, param in agent.critic.named_parameters()
+                                   if "sigma" not in name)
+    metrics = fits(plain, loss, rainbow.critic_loss, agent, batch)
+    close(metrics["q_loss"], loss.detach())
+    close(metrics["q"], torch.stack(q).detach(), rtol=1e-4)
+    close(metrics["kl"], [kl for _, kl in losses], rtol=1e-3, atol=1e-5)
+
+
+def test_what_all_actions_share_is_learned_apart():
+    """log p is that of b + A - mean A, for each atom."""
+    agent = without_noise(make_agent(hidden=()))
+    layer, = agent.critic.head
+    layer.weight.data.zero_()
+    out = torch.randn(5, 9)                                     # b, and A of four actions
+    layer.bias.data.copy_(out.flatten())
+    logits = out[0] + out[1:] - out[1:].mean(0)
+    close(agent.critic(torch.zeros(1, 3))[0], logits.log_softmax(-1))
+
+
+def test_weights_are_refused_by_another_support():
+    state = make_agent().state_dict()
+    said = refused(lambda: make_agent(v_max=2.0).load_state_dict(state))
+    assert said == "--init-from: its weights need --num-atoms 9 --v-min -2 --v-max 1"
+
+
+# ---- Noise
+
+def test_noise_is_a_product_of_one_number_per_input_and_one_per_output():
+    torch.manual_seed(1)
+    layer = rainbow.NoisyLinear(4, 3, sigma_init=0.5)
+    assert layer.weight.abs().max() <= 0.5 and layer.bias.abs().max() <= 0.5
+    assert (layer.weight_sigma == 0.25).all() and (layer.bias_sigma == 0.25).all()
+    x = torch.cat([torch.zeros(1, 4), torch.eye(4)])
+    plain = layer(x, noisy=False)
+    close(plain, x @ layer.weight.T + layer.bias)
+    noise = torch.stack([layer(x, noisy=True) - plain for _ in range(4000)]).detach() / 0.25
+    bias = noise[:, 0]                                          # f(e_i)
+    weight = noise[:, 1:] - noise[:, :1]                        # f(e_i) f(e_j), [draws, 4, 3]
+    ratio = weight / bias[:, None]
+    close(ratio, ratio[..., :1].expand_as(ratio), rtol=1e-2, atol=1e-3)     # f(e_j)
+    for each in bias[:, 0], ratio[:, 0, 0]:                     # f(e)^2 is |e|, e is normal
+        assert stats.kstest(each.square() * each.sign(), "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(bias[:, 0], bias[:, 1])[0, 1]) < 0.05
+    close(weight.square().mean((0, 1, 2)), 2 / math.pi, rtol=0.1)
+    layer(x, noisy=True).square().sum().backward()
+    assert layer.weight_sigma.grad.any() and layer.bias_sigma.grad.any()    # it is learned
+
+
+def test_every_pass_draws_anew_and_evaluation_draws_nothing():
+    agent, obs = make_agent(), torch.randn(6, 3)
+    first, second = agent.critic(obs), agent.critic(obs)
+    assert not torch.equal(first, second)
+    close(agent.critic(obs.expand(6, 3)[:1].expand(6, 3)).std(0).max(), 0.0, atol=1e-6)
+    state = torch.get_rng_state()
+    acts = agent.act(obs, deterministic=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    logp = agent.critic(obs, noisy=False)
+    assert torch.equal(acts, (logp.exp() @ agent.atoms).argmax(-1))
+    torch.manual_seed(3)
+    drawn = torch.stack([agent.act(obs) for _ in range(200)])
+    torch.manual_seed(3)
+    again = torch.stack([(agent.critic(obs).exp() @ agent.atoms).argmax(-1) for _ in range(200)])
+    assert torch.equal(drawn, again) and (drawn != acts).any()
+
+
+def test_the_target_has_noise_of_its_own(monkeypatch):
+    """Three passes, three draws: that which chooses, that which rates, that which learns."""
+    agent, batch = make_agent(hidden=()), make_batch()
+    draws, draw = [], torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *size, **more: draws.append(
+        draw(*size, **more)) or draws[-1])
+    rainbow.critic_loss(agent, batch)
+    assert len(draws) == 3 and len({x[0].item() for x in draws}) == 3
+
+
+def test_settings_out_of_range_are_refused():
+    assert "--n-step is 0" in refused(rainbow.Config, n_step=0)
+    assert "--sigma-init is -1" in refused(rainbow.Config, sigma_init=-1.0)
+    assert "--num-atoms is 1" in refused(rainbow.Config, num_atoms=1)
