@@ -243,10 +243,9 @@ def summary(told: list[dict]) -> str:
     algos, tasks = ({row[name] for row in clean} for name in ("algo", "env"))
     return (f"of {len(planted)} runs with one of {len({(x['algo'], x['bug']) for x in planted})} "
             f"bugs, {first:.0%} had the right one first (guessing: {chance_first:.0%}) and "
-            f"{named:.0%} among the three (guessing: {chance:.0%}, since few bugs are known of a task); of "
-            f"{len(clean)} healthy runs of {len(algos)} algorithms on {len(tasks)} tasks, "
-            f"{alarms:.0%} were called unusual, but "
-            f"of the planted ones only {noticed:.0%}")
+            f"{named:.0%} among the three (guessing: {chance:.0%}, since few bugs are known of a "
+            f"task); of {len(clean)} healthy runs of {len(algos)} algorithms on {len(tasks)} "
+            f"tasks, {alarms:.0%} were called unusual, but of the planted ones only {noticed:.0%}")
 
 
 if __name__ == "__main__":
