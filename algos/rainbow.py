@@ -4,27 +4,27 @@ The problem. DQN was improved in many ways, each published alone. Do they add up
 
 The idea. Take six at once. On Atari, Rainbow learned faster than each of its parts.
 
-    distribution     the critic learns a histogram of the return; see c51.py
-    priorities       replay where the loss is large; see dqn_per.py
-    double, dueling  Q chooses the target's action; what all actions share is learned
-                     apart; see dqn_per.py
-    n-step           the target adds up n rewards; see NStepBuffer.sample
-    noisy layers     random weights explore, not epsilon; see NoisyLinear
+    distribution   the critic learns a histogram of the return; see c51.py
+    double DQN     Q chooses the target's action, Q_targ rates it; see dqn_per.py
+    dueling        Q has a part that all actions share; see Critic
+    n-step         the target adds up several rewards; see NStepBuffer.add_up
+    priorities     replay what fits badly; see NStepBuffer.sample
+    noisy layers   random weights explore, not epsilon; see NoisyLinear
 
 One step of `train`:
 
-    agent.act   a = argmax_a Q(s, a) under one draw of the noise
-    interact    take a; store (s, a, r, s', terminated, ended) in the buffer
-    sample      draw a batch in proportion to p, add up n rewards
-    update      once per `update_every` steps, one Adam step on critic_loss
-    (rate)      new p for this batch, from the losses that critic_loss saw
-    (copy)      once per `target_every` steps, critic_targ <- critic
+    agent.act        a = argmax_a Q(s, a) under one draw of the noise
+    interact         take a; store (s, a, r, s', terminated, ended) in the buffer
+    sample           draw a batch in proportion to its priorities u
+    update           once per `update_every` steps, one Adam step on critic_loss
+    set_priorities   new u for this batch, from the divergence that critic_loss saw
+    (copy)           once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper, besides those of c51.py. b(s) and A(s, a) share a hidden
-layer, and images are encoded without noise. In the paper, copies are 8,000 steps apart.
+Departures from the paper, besides those of c51.py. For images, only the last layer is
+noisy. For ALE, the paper has a rate of 6.25e-5 and copies every 8,000 steps.
 
 Healthy values. On CartPole `q` rises to between 95 and 100, the end of the support,
-`q_loss` falls below 0.05, `weight` from 0.6 to 0.2, `clipped` stays 0.
+`q_loss` falls below 0.1, `weight` from 0.6 to 0.2, `clipped` stays 0.
 
 Run   python -m algos.rainbow --env CartPole-v1
 Diff  diff algos/c51.py algos/rainbow.py
@@ -42,10 +42,8 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-# mpi        several processes may share the environments and each batch. Config has
-#            totals; mpi.share(total) is the part of this process
-# make_envs  when an episode ends, the same `step` starts a new one and returns its
-#            first obs; infos["final_obs"] has the last obs of the old one
+# mpi: several processes may share the environments and each batch. Config has totals;
+# mpi.share(total) is the part of this process.
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
@@ -71,7 +69,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 10_000  # transitions in the replay buffer
+    buffer_size: int = 20_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 200  # environment steps between copies to critic_targ
@@ -79,10 +77,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    n_step: int = 3  # rewards in a target (1 to 5; 1: as in C51)
-    omega: float = 0.5  # exponent of priorities, the paper's omega; 0: uniform replay
+    n_step: int = 3  # h, rewards in a target (1 to 5; 1: as in C51)
+    omega: float = 0.5  # exponent of the priorities u (0 to 0.7; 0: uniform replay)
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
-    sigma_init: float = 0.5  # initial scale of the noise in the layers; 0: none, ever
+    sigma_init: float = 0.5  # scale of the noise at first (0.1 to 0.5; 0: none, ever)
     num_atoms: int = 51  # n, atoms (21 to 101)
     v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
@@ -108,10 +106,10 @@ class Transitions:
 
     obs: Observations  # s
     act: Choices  # a
-    rew: PerSample  # r, the discounted sum of up to n rewards on the way to s'
+    rew: PerSample  # r, the discounted sum of up to h rewards on the way to s'
     discount: PerSample  # d, gamma to the power of their number; 0 if s' is terminal
-    next_obs: Observations  # s', up to n steps after s, never of the next episode
-    rows: Int64[np.ndarray, "B"]  # where s is in the buffer
+    next_obs: Observations  # s', up to h steps after s, never of the next episode
+    rows: Choices  # where s is in the buffer
     weight: PerSample  # w
 
 
@@ -127,7 +125,6 @@ def train(cfg: Config) -> Agent:
             mpi.share(cfg.num_envs), run.device)
         run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
-        mpi.say(f"returns: from --v-min {cfg.v_min:g} to --v-max {cfg.v_max:g}")
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -136,7 +133,6 @@ def train(cfg: Config) -> Agent:
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = updates_due(step, cfg)
             step += cfg.num_envs  # the environments of all processes
-            # As many as became due in these num_envs steps: 0, 1 or more.
             for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(mpi.share(cfg.batch_size), cfg, beta)
                 metrics = update(agent, optimizer, batch, lr)
@@ -187,12 +183,11 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         m  = p_targ(s', a'), moved to r + d z: see `project`
         L  = -mean w sum_i m_i log p_i(s, a), where m is a constant
 
-    r and d are those of `n_step` steps. The actions after a are old, too, but the
-    target treats them as today's policy, and no weight corrects it. If they were worse,
-    they pull Q down. So for CartPole the buffer forgets soon.
+    r and d are those of up to h steps (`n_step`). The target takes the later actions
+    for those of today's policy, though they are old, and no weight corrects this. Where
+    they were worse, they pull Q down, until the buffer forgets them.
 
-    Each call of a critic draws new noise, so Q and Q_targ share none.
-    `kl` is the divergence of p from m: the loss without w and without the entropy of m,
+    `kl` is the divergence of p from m: the cross-entropy without the entropy of m,
     which no p can lower. It decides the priorities, so that a sample is replayed as
     long as p can learn from it, not because its return is random.
     """
@@ -255,32 +250,37 @@ def project(rew: PerSample, discount: PerSample, next_prob: PerAtom,
 class NoisyLinear(nn.Linear):
     """y = (W + S E) x + b + s e: a linear layer with random weights.
 
-    S E and s e are elementwise products with noise E and e. S and s are learned, too:
-    the gradient shrinks them where noise makes p fit worse (Fortunato et al. 2018,
-    arXiv:1706.10295). One draw serves all rows of a call.
+    S E and s e are elementwise products with noise of mean 0. S and s are learned, too:
+    the gradient shrinks them where noise makes the critic fit worse (Fortunato et al.
+    2018, arXiv:1706.10295). Each call draws new noise, one for all rows.
 
-    For p inputs and q outputs, E_ij = f(e_i) f(e_j) with f(x) = sign(x) sqrt|x|, so p +
-    q normal numbers make p q products, of mean 0 and variance 2 / pi.
+    Each input and each output has a normal number x and f(x) = sign(x) sqrt|x|. E_ij is
+    the product of f of output i and of input j, and e_i is that of output i alone.
     """
 
     def __init__(self, inputs: int, outputs: int, sigma_init: float):
         super().__init__(inputs, outputs)  # W and b: uniform up to 1 / sqrt(inputs)
-        sigma = sigma_init / math.sqrt(inputs)
-        self.weight_sigma = nn.Parameter(torch.full_like(self.weight, sigma))  # S
-        self.bias_sigma = nn.Parameter(torch.full_like(self.bias, sigma))  # s
+        sigma, learn = sigma_init / math.sqrt(inputs), sigma_init > 0
+        self.weight_sigma = nn.Parameter(torch.full_like(self.weight, sigma), learn)
+        self.bias_sigma = nn.Parameter(torch.full_like(self.bias, sigma), learn)  # s
 
-    def forward(self, x: Float32[Tensor, "B p"], noisy: bool) -> Float32[Tensor, "B q"]:
+    def forward(self, x: Float32[Tensor, "B I"], noisy: bool) -> Float32[Tensor, "B O"]:
         if not noisy:
             return super().forward(x)
-        noise = torch.randn(self.in_features + self.out_features, device=x.device)  # e
-        noise = noise.sign() * noise.abs().sqrt()  # f(e)
+        noise = torch.randn(self.in_features + self.out_features, device=x.device)
+        noise = noise.sign() * noise.abs().sqrt()  # f
         noise_in, noise_out = noise.split([self.in_features, self.out_features])
         weight = self.weight + self.weight_sigma * torch.outer(noise_out, noise_in)
         return linear(x, weight, self.bias + self.bias_sigma * noise_out)
 
 
 class Critic(nn.Module):
-    """Observations [B, ...] -> log p_i(s, a) for k actions and n atoms, [B, k, n]."""
+    """Observations [B, ...] -> log p_i(s, a) for k actions and n atoms, [B, k, n].
+
+    Dueling: log p_i(s, a) is b_i(s) + A_i(s, a) - mean_a A_i(s, a), and a constant that
+    makes the sum of p 1. b learns from every sample, whichever action was taken. The
+    paper gives b and A separate hidden layers; here they share all.
+    """
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
@@ -295,7 +295,7 @@ class Critic(nn.Module):
         for layer in self.head[1:]:
             out = layer(out.relu(), noisy)
         out = out.unflatten(-1, self.shape)
-        base, adv = out[:, :1], out[:, 1:]  # of all actions, [B, 1, n], and of each
+        base, adv = out[:, :1], out[:, 1:]  # b and A
         return (base + adv - adv.mean(1, keepdim=True)).log_softmax(-1)
 
 
@@ -338,13 +338,11 @@ class NStepBuffer(SavedRows):  # which adds its state dict
 
     def __init__(self, capacity: int, obs_space: gym.Space, num_envs: int,
                  device: torch.device):
-        # Images stay uint8, a quarter of the memory. dqn_atari.py saves more.
         obs_dtype = np.dtype(np.uint8 if is_image(obs_space) else np.float32)
         obs_shape = (capacity, *obs_space.shape)
         obs_bytes = obs_dtype.itemsize * math.prod(obs_shape)
-        check_memory("--buffer-size", capacity, 2 * obs_bytes + 29 * capacity)
-        self.capacity = capacity
-        self.num_envs = num_envs
+        check_memory("--buffer-size", capacity, 2 * obs_bytes + 25 * capacity)
+        self.capacity, self.num_envs = capacity, num_envs
         self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty(obs_shape, obs_dtype),
@@ -353,13 +351,13 @@ class NStepBuffer(SavedRows):  # which adds its state dict
             "next_obs": np.empty(obs_shape, obs_dtype),
             "terminated": np.empty(capacity, np.float32),
             "ended": np.empty(capacity, bool),  # terminated, or by a time limit
-            "priority": np.empty(capacity, np.float64)}  # p
+            "priority": np.empty(capacity, np.float64)}  # u
         self.num_stored = 0
         self.position = 0  # the row to write next
 
     def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
-        priority = self.columns["priority"][: self.num_stored]
+        priority = self.columns["priority"][: self.num_stored]  # a new row: the highest
         transition["priority"] = np.full(self.num_envs, priority.max(initial=1.0))
         rows = (self.position + np.arange(self.num_envs)) % self.capacity
         for name, column in self.columns.items():
@@ -369,18 +367,9 @@ class NStepBuffer(SavedRows):  # which adds its state dict
         self.num_stored = min(self.num_stored + self.num_envs, self.capacity)
 
     def sample(self, batch_size: int, cfg: Config, beta: float) -> Transitions:
-        """Draw transition i with probability P(i) = p_i / sum_k p_k. Add up the rewards
-        r_0, ..., r_{h-1} from there on:
+        """Draw row i with probability P(i) = u_i / sum_k u_k; dqn_per.py explains w.
 
-            r = r_0 + gamma r_1 + ... + gamma^(h-1) r_{h-1}
-            d = gamma^h, or 0 if s', the state after them, is terminal
             w_i = (min_k P(k) / P(i))^beta, where k is over the batch
-
-        h is `n_step`, or less if the episode ends before, or if no later transition is
-        stored yet. After a time limit, critic_targ's estimate of s' replaces the
-        rewards cut off, so d stays gamma^h.
-
-        dqn_per.py says what w corrects, and how the p are intervals, laid end to end.
         """
         columns = self.columns
         edge = np.cumsum(columns["priority"][: self.num_stored])  # ends of intervals
@@ -388,25 +377,37 @@ class NStepBuffer(SavedRows):  # which adds its state dict
         point = (np.arange(batch_size) + offset) / batch_size * edge[-1]
         rows = np.searchsorted(edge, point, side="right")
         rows = rows.clip(max=self.num_stored - 1)  # rounding may go beyond the end
-        rew, discount, last = columns["rew"][rows], np.float32(cfg.gamma), rows
-        for _ in range(cfg.n_step - 1):
+        prob = columns["priority"][rows] / edge[-1]
+        lowest = min(mpi.gather(prob.min().item()))  # over the batch of all processes
+        weight = ((lowest / prob) ** beta).astype(np.float32)
+        rew, discount, last = self.add_up(rows, cfg.n_step, cfg.gamma)
+        return Transitions(*(torch.from_numpy(array).to(self.device) for array in (
+            columns["obs"].take(rows, axis=0), columns["act"][rows], rew, discount,
+            columns["next_obs"].take(last, axis=0), rows, weight)))
+
+    def add_up(self, rows: np.ndarray, n_step: int, gamma: float) -> tuple:
+        """Rows -> r, d, and the rows that led to s', by up to h = n_step rewards:
+
+            r = r_0 + gamma r_1 + ... + gamma^(h-1) r_{h-1}
+            d = gamma^h, or 0 if s', the state after them, is terminal
+
+        h is less if the episode ends before, or if no later row is stored yet. After a
+        time limit, critic_targ's estimate of s' replaces the rewards cut off, so d
+        stays gamma^h.
+        """
+        columns, gamma, last = self.columns, np.float32(gamma), rows
+        rew, discount = columns["rew"][rows], gamma
+        for _ in range(n_step - 1):
             newest = (self.position - 1 - last) % self.capacity < self.num_envs
             more = ~(columns["ended"][last] | newest)
             last = np.where(more, (last + self.num_envs) % self.capacity, last)
             rew = rew + more * discount * columns["rew"][last]
-            discount = np.where(more, discount * np.float32(cfg.gamma), discount)
-        prob = columns["priority"][rows] / edge[-1]
-        lowest = min(mpi.gather(prob.min().item()))  # over the batch of all processes
-        return Transitions(rows=rows, **{
-            name: torch.from_numpy(array).to(self.device) for name, array in {
-                "obs": columns["obs"].take(rows, axis=0), "act": columns["act"][rows],
-                "rew": rew, "discount": discount * (1 - columns["terminated"][last]),
-                "next_obs": columns["next_obs"].take(last, axis=0),
-                "weight": ((lowest / prob) ** beta).astype(np.float32)}.items()})
+            discount = np.where(more, discount * gamma, discount)
+        return rew, discount * (1 - columns["terminated"][last]), last
 
-    def set_priorities(self, rows: np.ndarray, priority: PerSample) -> None:
+    def set_priorities(self, rows: Choices, priority: PerSample) -> None:
         """Store the priorities of transitions that were just sampled."""
-        self.columns["priority"][rows] = priority.cpu().numpy()
+        self.columns["priority"][rows.cpu().numpy()] = priority.cpu().numpy()
 
     def load_state_dict(self, state: dict) -> None:
         """Go on after a checkpoint, with new episodes: what is newest ends there."""

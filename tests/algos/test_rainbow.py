@@ -14,6 +14,7 @@ from tests.algos.test_c51 import projected
 from tests.helpers import VECTOR, close, noted, refused
 from tests.offpolicy import DQN_SPACES, dqn_agent, dqn_quick as quick, fits
 from utils import mpi
+from utils.optim import Adam
 
 few = how(max_examples=40, deadline=None, derandomize=True, database=None)
 
@@ -46,7 +47,7 @@ def make_batch(kind="vector", size=32):
         end = rng.random(1) < 0.3
         buffer.add(obs=obs[0][None], act=rng.integers(4, size=1), rew=rng.normal(size=1),
                    next_obs=obs[1][None], terminated=end, ended=end)
-    buffer.set_priorities(np.arange(size), torch.rand(size) + 0.1)
+    buffer.set_priorities(torch.arange(size), torch.rand(size) + 0.1)
     return buffer.sample(size, config(), 0.7)
 
 
@@ -118,11 +119,11 @@ def test_rows_are_drawn_by_priority_and_weighed_against_it():
                    next_obs=np.zeros((1, 3)), terminated=np.zeros(1), ended=np.zeros(1, bool))
     assert buffer.columns["priority"][:8].tolist() == [1.0] * 8
     priority = torch.arange(1.0, 9.0)
-    buffer.set_priorities(np.arange(8), priority)
+    buffer.set_priorities(torch.arange(8), priority)
     batch = buffer.sample(7200, config(), 0.5)
     counts = np.bincount(batch.rows, minlength=8)
     assert (abs(counts - 7200 * priority.numpy() / 36) <= 2).all()      # stratified
-    assert np.array_equal(batch.rows, batch.obs[:, 0].int())
+    assert torch.equal(batch.rows, batch.obs[:, 0].long())
     close(batch.weight, (1 / priority[batch.rows]) ** 0.5)
     buffer.add(obs=np.zeros((1, 3)), act=np.zeros(1, int), rew=np.zeros(1),
                next_obs=np.zeros((1, 3)), terminated=np.zeros(1), ended=np.zeros(1, bool))
@@ -134,7 +135,7 @@ def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
     for k in range(20):
         buffer.add(obs=np.zeros((1, 3)), act=np.zeros(1, int), rew=np.zeros(1),
                    next_obs=np.zeros((1, 3)), terminated=np.zeros(1), ended=np.zeros(1, bool))
-    buffer.set_priorities(np.arange(20), torch.rand(20) + 0.1)
+    buffer.set_priorities(torch.arange(20), torch.rand(20) + 0.1)
     torch.manual_seed(5)
     alone = buffer.sample(64, config(), 1.0)
     monkeypatch.setattr(mpi, "gather", lambda mine: [mine, mine / 4])
@@ -157,7 +158,7 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
         return update(agent, optimizer, batch, lr)
 
     def noting_rate(buffer, rows, values):
-        assert np.array_equal(rows, learned[-1][0])
+        assert torch.equal(rows, learned[-1][0])
         close(values, learned[-1][1])
         rated.append(rows)
         rating(buffer, rows, values)
@@ -253,6 +254,15 @@ def test_every_pass_draws_anew_and_evaluation_draws_nothing():
     torch.manual_seed(3)
     again = torch.stack([(agent.critic(obs).exp() @ agent.atoms).argmax(-1) for _ in range(200)])
     assert torch.equal(drawn, again) and (drawn != acts).any()
+
+
+def test_without_noise_none_is_learned():
+    agent, batch = make_agent(), make_batch()
+    agent = rainbow.Agent(*agent.spaces, replace(agent.cfg, sigma_init=0.0))
+    rainbow.update(agent, Adam(agent.critic), batch, 1e-2)
+    assert not any(layer.weight_sigma.any() or layer.bias_sigma.any()
+                   for layer in agent.critic.head)
+    assert torch.equal(agent.critic(batch.obs), agent.critic(batch.obs))
 
 
 def test_the_target_has_noise_of_its_own(monkeypatch):
