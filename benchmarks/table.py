@@ -309,11 +309,11 @@ def size() -> str:
              for path in (ROOT / "utils").rglob("*.py")}
     near = sum(lines[path] for path in HELPERS)
     learning = sum(lines[f"utils/{name}.py"] for name in suite.HELPERS)
-    return wrapped(f"An algorithm is one file, plus about {round(near, -1):,} lines of helpers "
-                   f"that all share: {', '.join(f'`{path}`' for path in HELPERS)}. Behind them, "
-                   f"{round(learning - near, -1):,} lines wrap environments and check, flatten and "
-                   f"store what they give; {round(sum(lines.values()) - learning, -2):,} keep runs "
-                   "and play them.")
+    names = ", ".join(f"`{path.removeprefix('utils/')}`" for path in HELPERS)
+    return wrapped(f"An algorithm is one file, plus about {round(near, -1):,} shared lines (in "
+                   f"`utils/`: {names}). Behind them, {round(learning - near, -1):,} lines wrap "
+                   f"environments and store steps; {round(sum(lines.values()) - learning, -2):,} "
+                   "keep runs and play them.")
 
 
 # ---- The pages
