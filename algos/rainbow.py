@@ -20,8 +20,9 @@ One step of `train`:
     set_priorities   new u for this batch, from the divergence that critic_loss saw
     (copy)           once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper, besides those of c51.py. For images, only the last layer is
-noisy. For ALE, the paper has a rate of 6.25e-5 and copies every 8,000 steps.
+Departures from the paper. Those of c51.py; b and A share a hidden layer; for images,
+only the last layer is noisy; for ALE, the paper's rate is 6.25e-5, without decay, its
+buffer holds a million transitions, and copies are 8,000 steps apart.
 
 Healthy values. On CartPole `q` rises to between 95 and 100, the end of the support,
 `q_loss` falls below 0.1, `weight` from 0.6 to 0.2, `clipped` stays 0.
@@ -183,9 +184,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         m  = p_targ(s', a'), moved to r + d z: see `project`
         L  = -mean w sum_i m_i log p_i(s, a), where m is a constant
 
-    r and d are those of up to h steps (`n_step`). The target takes the later actions
-    for those of today's policy, though they are old, and no weight corrects this. Where
-    they were worse, they pull Q down, until the buffer forgets them.
+    r and d are those of up to h steps (`n_step`). All actions after a are old ones from
+    the buffer, while Q should tell what today's policy reaches. No weight corrects
+    this: worse actions pull Q down until the buffer forgets them.
 
     `kl` is the divergence of p from m: the cross-entropy without the entropy of m,
     which no p can lower. It decides the priorities, so that a sample is replayed as
@@ -277,9 +278,8 @@ class NoisyLinear(nn.Linear):
 class Critic(nn.Module):
     """Observations [B, ...] -> log p_i(s, a) for k actions and n atoms, [B, k, n].
 
-    Dueling: log p_i(s, a) is b_i(s) + A_i(s, a) - mean_a A_i(s, a), and a constant that
-    makes the sum of p 1. b learns from every sample, whichever action was taken. The
-    paper gives b and A separate hidden layers; here they share all.
+    Dueling: p(s, a) is the softmax over i of b_i(s) + A_i(s, a) - mean_a A_i(s, a). b
+    learns from every sample, whichever action was taken.
     """
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
@@ -357,8 +357,8 @@ class NStepBuffer(SavedRows):  # which adds its state dict
 
     def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
-        priority = self.columns["priority"][: self.num_stored]  # a new row: the highest
-        transition["priority"] = np.full(self.num_envs, priority.max(initial=1.0))
+        highest = self.columns["priority"][: self.num_stored].max(initial=1.0)
+        transition["priority"] = np.full(self.num_envs, highest)  # replayed soon
         rows = (self.position + np.arange(self.num_envs)) % self.capacity
         for name, column in self.columns.items():
             assert transition[name].shape == (self.num_envs, *column.shape[1:]), name
