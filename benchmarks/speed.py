@@ -10,15 +10,15 @@ Both train with the same settings, those of our Config but for SETTINGS, without
 evaluation: benchmarks/sb3.py gives them to the peer. Both processes count the
 environment's and the optimizer's steps, and the comparison fails if the counts
 differ (SBX's optimizer is not counted). Each library chooses its threads, as if
-typed; --threads N gives each N cores.
-
-`start`, `environment`, `acting`, `learning` and `rest` are shares of our whole process.
+typed; --threads N gives each N cores. speed.jsonl keeps the last ratios of every
+command, and table.py shows them.
 """
 
 import argparse
 import importlib
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,13 +28,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run without installation
 
+from benchmarks.suite import HERE, ROOT, read_lines
+from utils.files import write_text
+
 ENV = "HalfCheetah-v4"
 # Not the defaults: a short run has to learn, and the peer's DQN is neither double nor dueling.
 SETTINGS = {"dqn": {"double": False, "dueling": False},
             "dqn_atari": {"double": False, "dueling": False, "start_steps": 500,
                           "buffer_size": 20_000},
             **{algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac", "sac_her")}}
-PARTS = ("start", "environment", "acting", "learning", "rest")
 
 
 def count_steps(library: str, env: str) -> dict[str, int]:
@@ -70,35 +72,8 @@ def count_steps(library: str, env: str) -> dict[str, int]:
     return counts
 
 
-def clock_parts(module) -> dict[str, float]:
-    """Return the seconds that an algorithm file spends in its parts from now on."""
-    seconds = dict.fromkeys(("environment", "acting", "learning"), 0.0)
-
-    def clocked(part, function):
-        def wrapper(*inputs, **settings):
-            began = time.perf_counter()
-            result = function(*inputs, **settings)
-            seconds[part] += time.perf_counter() - began
-            return result
-        return wrapper
-
-    make_envs = module.make_envs
-
-    def make_clocked_envs(cfg, num_envs):
-        envs = make_envs(cfg, num_envs)
-        envs.step = clocked("environment", envs.step)
-        return envs
-
-    module.make_envs = make_clocked_envs
-    module.update = clocked("learning", module.update)
-    for part, name in (("acting", "act"), ("acting", "env_act"), ("learning", "update_stats")):
-        if hasattr(module.Agent, name):
-            setattr(module.Agent, name, clocked(part, getattr(module.Agent, name)))
-    return seconds
-
-
 def child(library: str, args: argparse.Namespace) -> None:
-    """Train once. The last line has the counts of steps; ours also where the time went."""
+    """Train once. The last line has the counts of steps."""
     if args.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     from utils import mpi
@@ -107,7 +82,6 @@ def child(library: str, args: argparse.Namespace) -> None:
     with refusing_bad_env(argparse.Namespace(env=args.env, env_kwargs="{}")):
         pass  # registers Atari's games and the robots
     counts = count_steps(library, args.env)
-    seconds = {}
     if library != "plainrl":
         from benchmarks.sb3 import make_peer
 
@@ -118,16 +92,13 @@ def child(library: str, args: argparse.Namespace) -> None:
                   own=False).learn(args.steps)
     else:
         module = importlib.import_module(f"algos.{args.algo}")
-        seconds = clock_parts(module)
         given = {"torch_threads": args.threads} if args.threads else {}
         given |= {"bf16": True} if args.bf16 else {}
-        began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             module.train(config(args, args.steps, num_procs=args.num_procs,
                                 run_dir=mpi.gather(f"{folder}/run")[0], **given))
-        seconds["train"] = time.perf_counter() - began
         counts["env"] = sum(mpi.gather(counts["env"]))  # every rank takes every gradient step
-    mpi.say("\n" + json.dumps({"counts": counts, "seconds": seconds}))
+    mpi.say("\n" + json.dumps(counts))
 
 
 def config(args: argparse.Namespace, steps: int, **given):
@@ -136,9 +107,8 @@ def config(args: argparse.Namespace, steps: int, **given):
         args.env, total_steps=steps, num_envs=args.num_envs, **SETTINGS.get(args.algo, {}), **given)
 
 
-def timed(library: str, args: argparse.Namespace, threads: int,
-          steps: int) -> tuple[float, dict, dict]:
-    """Return the seconds of a whole process, start-up included, its counts, and where they went."""
+def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> tuple[float, dict]:
+    """Return the seconds of a whole process, start-up included, and its counts."""
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
                "--num-envs", str(args.num_envs), "--threads", str(threads), "--steps", str(steps)]
     if library == "plainrl":
@@ -151,41 +121,33 @@ def timed(library: str, args: argparse.Namespace, threads: int,
         command += ["--settings", json.dumps(vars(config(args, steps)))]
     start = time.perf_counter()
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    took = time.perf_counter() - start
-    told = json.loads(out.splitlines()[-1])
-    parts = told["seconds"]
-    if parts:
-        train = parts.pop("train")
-        parts |= {"start": took - train, "rest": train - sum(parts.values())}
-    return took, told["counts"], parts
+    return time.perf_counter() - start, json.loads(out.splitlines()[-1])
 
 
-def timed_pair(args: argparse.Namespace, threads: int, steps: int
-               ) -> tuple[float, float, dict, dict]:
-    """Time the peer, then ours; return the seconds of both, the counts, and where ours went.
-
-    The script ends if they made different numbers of steps.
-    """
-    peer, peer_counts, _ = timed(args.peer, args, threads, steps)
-    ours, counts, parts = timed("plainrl", args, threads, steps)
-    if not peer_counts.items() <= counts.items():
-        sys.exit(f"{args.algo}: numbers of steps differ: plainrl {counts}, "
-                 f"{args.peer} {peer_counts}")
-    return peer, ours, counts, parts
-
-
-def compare(args: argparse.Namespace) -> None:
-    """Print each pair's seconds and ratio, and the median ratio."""
+def compare(args: argparse.Namespace) -> list[float]:
+    """Return the peer's seconds over ours for each pair. Exit if the numbers of steps differ."""
     ratios = []
     for pair in range(args.pairs):
-        peer, ours, counts, parts = timed_pair(args, args.threads, args.steps)
-        ratios.append(peer / ours)
+        (peer, theirs), (ours, counts) = (
+            timed(library, args, args.threads, args.steps) for library in (args.peer, "plainrl"))
+        if not theirs.items() <= counts.items():
+            sys.exit(f"{args.algo}: numbers of steps differ: plainrl {counts}, "
+                     f"{args.peer} {theirs}")
+        ratios.append(round(peer / ours, 2))
         print(f"pair {pair + 1}: {args.peer} {peer:.1f} s, plainrl {ours:.1f} s, "
-              f"ratio {ratios[-1]:.2f}; ours:",
-              ", ".join(f"{part} {parts[part] / ours:.0%}" for part in PARTS), flush=True)
-    print(f"{args.algo}, num_envs {args.num_envs}, num_procs {args.num_procs}, "
-          f"bf16 {args.bf16}, {counts}: median ratio {statistics.median(ratios):.2f} "
-          f"(min {min(ratios):.2f}, max {max(ratios):.2f})")
+              f"ratio {ratios[-1]:.2f}", flush=True)
+    print(f"{args.algo}, {counts}: median ratio {statistics.median(ratios):.2f}")
+    return ratios
+
+
+def keep(args: argparse.Namespace, command: str, ratios: list[float]) -> None:
+    """Write a row of speed.jsonl, or replace the one of the same command."""
+    path = HERE / "speed.jsonl"
+    rows = {row["command"]: row for row in read_lines(path)}
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    rows[command] = {"algo": args.algo, "env": args.env, "peer": args.peer, "command": command,
+                     "ratios": ratios, "commit": commit}
+    write_text(path, "".join(json.dumps(rows[name]) + "\n" for name in sorted(rows)))
 
 
 if __name__ == "__main__":
@@ -210,4 +172,4 @@ if __name__ == "__main__":
     if arguments.child:
         child(arguments.child, arguments)
     else:
-        compare(arguments)
+        keep(arguments, shlex.join(sys.argv[1:]), compare(arguments))

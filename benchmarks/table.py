@@ -25,6 +25,7 @@ Some kinds take no patterns:
     <!-- made: size -->                         how many lines HELPERS have
     <!-- made: atlas -->                        what bugs cost, and whether doctor.py names them
     <!-- made: symptoms -->                     the first metric that shows a bug, by metric
+    <!-- made: speed -->                        ratios of speed.jsonl (benchmarks/speed.py)
 
 Of rows with the same settings, those of this code alone are shown, if there are any
 (benchmarks/agree.py). All others have their commit beside them. Brackets hold 95% percentile
@@ -338,6 +339,16 @@ def bugs() -> str:
         "can show.")
 
 
+def speeds() -> str:
+    """Return a table of speed.jsonl."""
+    peers = {"sb3": "stable-baselines3", "sbx": "SBX"}
+    return plot.table([{
+        "algorithm": row["algo"], "`python benchmarks/speed.py`": f"`{row['command']}`",
+        "peer": peers[row["peer"]], "ratios": " ".join(f"{x:.2f}" for x in row["ratios"]),
+        "median": f"{np.median(row['ratios']):.2f}", "commit": row["commit"][:8],
+    } for row in suite.read_lines(HERE / "speed.jsonl")])
+
+
 def symptoms() -> str:
     """Return a table of the bugs that a metric shows, ordered by metric, the costliest first."""
     wrong = {mutant.id: mutant.wrong for mutant in catalogue.read()}
@@ -399,7 +410,7 @@ def made(order: str, old: str, page: str, groups: dict[Key, list[dict]], folder:
              "runs": lambda: runs(old, groups, page), "verdict": lambda: wins(groups),
              "caption": lambda: caption(choose(drawn(*words), groups)),
              "source": lambda: source(*words), "size": size, "atlas": bugs,
-             "symptoms": symptoms}
+             "symptoms": symptoms, "speed": speeds}
     return kinds[kind]()
 
 
