@@ -22,8 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
-from benchmarks.suite import HERE, ROOT, code, flags, read_lines, settings_of, verdict
+from benchmarks.suite import HERE, ROOT, code, flags, settings_of, verdict
 from plot import read_columns
+from utils.files import read_lines
 
 
 @cache

@@ -42,11 +42,11 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from benchmarks.suite import HERE, ROOT, read_lines
+from benchmarks.suite import HERE, ROOT
 from tests.mutants import __main__ as mutants
 from tests.mutants import catalogue
 from utils.errors import UsageError
-from utils.files import write_text
+from utils.files import read_lines, write_lines
 from utils.run.directory import as_folder
 
 BUGS = HERE / "atlas.toml"
@@ -233,8 +233,7 @@ def collect(rows: list[Row], out: Path, path: Path = HERE / "atlas.jsonl") -> li
 
 
 def write_rows(rows: list[dict], path: Path) -> None:
-    rows = sorted(rows, key=lambda row: (row["bug"], row["env"]))
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, sorted(rows, key=lambda row: (row["bug"], row["env"])))
 
 
 # ---- Testing

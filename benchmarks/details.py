@@ -9,7 +9,6 @@ file becomes the algorithm ppo+NAME of a clone of this repository, so each run k
 results.jsonl with the same seeds. Nothing is trained twice.
 """
 import argparse
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -20,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without in
 
 import plot
 from benchmarks import atlas
-from benchmarks.suite import HERE, read, read_lines
-from utils.files import write_text
+from benchmarks.suite import HERE, read
+from utils.files import read_lines, write_lines
 
 DETAILS = HERE / "details.toml"
 ENVS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
@@ -68,7 +67,7 @@ def collect(details: list[dict], seeds: int, out: Path) -> list[dict]:
                     "seeds": [each["seed"] for each in results], "train100": ends}
     order = [each["name"] for each in read_details([])]
     rows = sorted(rows.values(), key=lambda row: (order.index(row["detail"]), row["env"]))
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return rows
 
 

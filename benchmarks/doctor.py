@@ -16,7 +16,6 @@ clean runs of a task are known, healthy is what lies between those of all other 
 metrics without a unit count.
 """
 import argparse
-import json
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -24,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from plot import read_columns
-from benchmarks.suite import HERE, read_lines
+from benchmarks.suite import HERE
 from tests.mutants import catalogue
-from utils.files import write_text
+from utils.files import read_lines, write_lines
 from utils.run.directory import read_config
 
 DATA, SCORES = HERE / "doctor.jsonl", HERE / "doctor_scores.jsonl"
@@ -256,6 +255,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     learned = args.do == "learn"
     found = learn(args.folders) if learned else score(args.folders)
-    write_text(DATA if learned else SCORES, "".join(json.dumps(row) + "\n" for row in found))
+    write_lines(DATA if learned else SCORES, found)
     if not learned:
         print(summary(found))

@@ -28,8 +28,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run without installation
 
-from benchmarks.suite import HERE, ROOT, read_lines
-from utils.files import write_text
+from benchmarks.suite import HERE, ROOT
+from utils.files import read_lines, write_lines
 
 ENV = "HalfCheetah-v4"
 # Not the defaults: a short run has to learn, and the peer's DQN is neither double nor dueling.
@@ -147,7 +147,7 @@ def keep(args: argparse.Namespace, command: str, ratios: list[float]) -> None:
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     rows[command] = {"algo": args.algo, "env": args.env, "peer": args.peer, "command": command,
                      "ratios": ratios, "commit": commit}
-    write_text(path, "".join(json.dumps(rows[name]) + "\n" for name in sorted(rows)))
+    write_lines(path, [rows[name] for name in sorted(rows)])
 
 
 if __name__ == "__main__":

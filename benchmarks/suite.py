@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from plot import natural
-from utils.files import write_text
+from utils.files import read_lines, write_lines
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -28,12 +28,6 @@ def curves_of(suite: Path) -> Path:
     return suite.with_name(f"{suite.stem}_curves.jsonl")
 
 
-def read_lines(path: Path) -> list[dict]:
-    """Return the objects of a .jsonl file, none if there is no such file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
-
-
 def read_suite(suite: Path) -> list[dict]:
     """Return the results of a suite with their curves."""
     curves = {line["id"]: line for line in read_lines(curves_of(suite))}
@@ -45,8 +39,8 @@ def write_suite(suite: Path, found: list[dict]) -> None:
     found = sorted(found, key=lambda result: result["id"])
     rows = [{k: x for k, x in result.items() if k not in CURVES} for result in found]
     curves = [{k: result.get(k, []) for k in ("id", *CURVES)} for result in found]
-    for path, lines in ((suite, rows), (curves_of(suite), curves)):
-        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(suite, rows)
+    write_lines(curves_of(suite), curves)
 
 
 def read_runs(folder: Path) -> list[dict]:

@@ -53,6 +53,7 @@ import plot
 from benchmarks import doctor, suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
 from tests.mutants import catalogue
+from utils.files import read_lines
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
          "docs/settings.md", "docs/debugging.md")
@@ -321,12 +322,12 @@ def size() -> str:
 
 def bugs() -> str:
     """Return what planted bugs cost, and how often benchmarks/doctor.py names them."""
-    rows = suite.read_lines(HERE / "atlas.jsonl")
+    rows = read_lines(HERE / "atlas.jsonl")
     ended = [row for row in rows if None in row["lost"]]
     costly = [row for row in rows if row not in ended and row["lost"][0] > 0.4]
     free = [row for row in rows if row not in ended and row["lost"][1] <= 0 <= row["lost"][2]]
     algos = {row["bug"].partition("@")[2] or row["bug"].partition("-")[0] for row in rows}
-    told = doctor.summary(suite.read_lines(doctor.SCORES))
+    told = doctor.summary(read_lines(doctor.SCORES))
     return wrapped(
         "We planted known bugs, trained each with at least five seeds beside the clean file, and "
         f"asked about seeds that nothing was learned from (`python -m benchmarks.doctor score`): "
@@ -346,13 +347,13 @@ def speeds() -> str:
         "algorithm": row["algo"], "`python benchmarks/speed.py`": f"`{row['command']}`",
         "peer": peers[row["peer"]], "ratios": " ".join(f"{x:.2f}" for x in row["ratios"]),
         "median": f"{np.median(row['ratios']):.2f}", "commit": row["commit"][:8],
-    } for row in suite.read_lines(HERE / "speed.jsonl")])
+    } for row in read_lines(HERE / "speed.jsonl")])
 
 
 def symptoms() -> str:
     """Return a table of the bugs that a metric shows, ordered by metric, the costliest first."""
     wrong = {mutant.id: mutant.wrong for mutant in catalogue.read()}
-    found = sorted((row for row in suite.read_lines(HERE / "atlas.jsonl") if row["metric"]),
+    found = sorted((row for row in read_lines(HERE / "atlas.jsonl") if row["metric"]),
                    key=lambda row: (row["metric"], row["above"], -(row["lost"][0] or math.inf)))
     return plot.table([{
         "than healthy": f"`{row['metric']}` is {'higher' if row['above'] else 'lower'}",

@@ -3,9 +3,10 @@ import json
 import re
 from html import escape
 
-from benchmarks.suite import HERE, ROOT, read_lines
+from benchmarks.suite import HERE, ROOT
 from docs import page
 from docs.algorithm import algorithms
+from utils.files import read_lines
 
 PATH = HERE / "atlas.jsonl"
 FIGURE = "benchmarks/figures/atlas.svg"

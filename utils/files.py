@@ -1,5 +1,6 @@
-"""Files that a kill leaves whole, or leaves as they were."""
+"""Files that a kill leaves whole, or leaves as they were; .jsonl among them."""
 
+import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,17 @@ def write_text(path, text):
     """Write text to a file, whole or not at all."""
     with atomic_write(path) as file:
         file.write(text.encode())
+
+
+def read_lines(path):
+    """Return the objects of a .jsonl file, none if there is no such file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def write_lines(path, objects):
+    """Write a .jsonl file: one object a line."""
+    write_text(path, "".join(json.dumps(each) + "\n" for each in objects))
 
 
 def check_target(flag, file, suffixes):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks import doctor
+from utils.files import write_lines
 
 CLEAN, BUGS = "ppo", {"ppo+time-limit-is-an-end": (5, 0), "ppo+entropy-is-punished": (0, -5)}
 STEPS = 1000
@@ -41,7 +42,7 @@ def runs(tmp_path_factory):
 def learned(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "DATA", tmp_path / "doctor.jsonl")
     rows = [row for row in doctor.learn([runs.folder]) if row["env"] == "CartPole-v1"]
-    doctor.DATA.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(doctor.DATA, rows)
 
 
 def ask(capsys, run):

@@ -192,7 +192,7 @@ def test_what_bugs_cost_is_counted(monkeypatch):
     rows = [{"bug": bug, "lost": lost} for bug, lost in (
         ("ppo-a", [0.5, 0.1, 0.9]), ("ppo-a@a2c", [0.41, -0.1, 0.9]), ("sac-b", [None] * 3),
         ("ppo-c", [0.3, 0.2, 0.4]))]
-    monkeypatch.setattr(suite, "read_lines", lambda path: rows)
+    monkeypatch.setattr(table, "read_lines", lambda path: rows)
     monkeypatch.setattr(table.doctor, "summary", lambda told: "it is right")
     assert " ".join(table.bugs().split()).endswith(
         "Of 4 planted bugs in 3 algorithms, 1 ended a run, 2 cost more than 40% of what the clean "
