@@ -6,7 +6,7 @@
 
 With --seeds 5, rows have five seeds; the same command without it adds the others.
 
-BUGS says which bugs of tests/mutants/ are trained on what. A bug, and any other edit of a file in
+BUGS says which bugs of diagnose/bugs/ are trained on what. A bug, and any other edit of a file in
 algos/, becomes an algorithm of its own in a clone of this repository: there algos/ppo+ID.py is
 algos/ppo.py with the edit, and `python -m utils.sweep --algos ppo ppo+ID ...` trains both with the
 same seeds. So each run keeps the edited code, `train` resumes what was interrupted, and one row is
@@ -23,10 +23,11 @@ repeated by naming its bug. A row of atlas.jsonl has
     curves           means over seeds for each twentieth of the run
     caught           the first test that fails with the bug; absent if no test did, or none ran
 
-`catch` runs the tests of tests/mutants/ for the rows that have no `caught`, or for --bugs.
+`catch` runs `python -m tests.mutants` for the rows that have no `caught`, or for --bugs.
 """
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,8 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without in
 
 import plot
 from benchmarks.suite import HERE, ROOT
-from tests.mutants import __main__ as mutants
-from tests.mutants import catalogue
+from diagnose import catalogue
 from utils.errors import UsageError
 from utils.files import read_lines, write_lines
 from utils.run.directory import as_folder
@@ -244,22 +244,24 @@ def catch(bugs: list[str], path: Path = HERE / "atlas.jsonl") -> int:
     if unknown := set(bugs) - {row["bug"] for row in rows}:
         raise KeyError(f"no row of {path.name} has {', '.join(sorted(unknown))}")
     chosen = set(bugs) or {row["bug"] for row in rows if "caught" not in row}
-    todo = [each for each in catalogue.plantings(catalogue.read()) if each.id in chosen]
-    return mutants.report(noted(mutants.run_all(todo, 1), path))
+    todo = [each.id for each in catalogue.plantings(catalogue.read()) if each.id in chosen]
+    with subprocess.Popen([sys.executable, "-m", "tests.mutants", "--id", *todo], cwd=ROOT,
+                          stdout=subprocess.PIPE, text=True) as runner:
+        for line in runner.stdout:
+            print(line, end="", flush=True)
+            note(line, path)
+    return runner.returncode
 
 
-def noted(results, path: Path):
-    """Yield the results. Each is in the file before the next begins."""
-    for result in results:
-        name, found, test = result.by.partition("::")
+def note(line: str, path: Path) -> None:
+    """Write into the rows of a bug what a line of the runner says: bug, seconds, test."""
+    if told := re.match(r"(\S+) +[\d.]+  (.*)", line):
         rows = read_lines(path)         # anew: `collect` may have added some
-        for row in (row for row in rows if row["bug"] == result.id):
+        for row in (row for row in rows if row["bug"] == told[1]):
             row.pop("caught", None)
-            if result.outcome == "killed" and found:
-                file = catalogue.test_file(name.removeprefix("test_").removesuffix(".py"))
-                row["caught"] = f"{file}::{test}"
+            if told[2].startswith("tests/"):
+                row["caught"] = told[2]
         write_rows(rows, path)
-        yield result
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ Some kinds take no patterns:
     <!-- made: verdict -->                      clear wins and losses beside peers
     <!-- made: source algos/ppo.py ppo_loss --> functions as they stand in the file
     <!-- made: size -->                         how many lines HELPERS have
-    <!-- made: atlas -->                        what bugs cost, and whether doctor.py names them
+    <!-- made: atlas -->                        what bugs cost, and whether the doctor names them
     <!-- made: symptoms -->                     the first metric that shows a bug, by metric
     <!-- made: speed -->                        ratios of speed.jsonl (benchmarks/speed.py)
 
@@ -50,9 +50,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from benchmarks import doctor, suite
+from benchmarks import suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
-from tests.mutants import catalogue
+from diagnose import catalogue, doctor
 from utils.files import read_lines
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
@@ -321,7 +321,7 @@ def size() -> str:
 # ---- The pages
 
 def bugs() -> str:
-    """Return what planted bugs cost, and how often benchmarks/doctor.py names them."""
+    """Return what planted bugs cost, and how often diagnose/doctor.py names them."""
     rows = read_lines(HERE / "atlas.jsonl")
     ended = [row for row in rows if None in row["lost"]]
     costly = [row for row in rows if row not in ended and row["lost"][0] > 0.4]
@@ -330,7 +330,7 @@ def bugs() -> str:
     told = doctor.summary(read_lines(doctor.SCORES))
     return wrapped(
         "We planted known bugs, trained each with at least five seeds beside the clean file, and "
-        f"asked about seeds that nothing was learned from (`python -m benchmarks.doctor score`): "
+        f"asked about seeds that nothing was learned from (`python -m diagnose.doctor score`): "
         f"{told}. A bug that costs little shows little, so the program names bugs even where "
         "nothing is out of the ordinary. On a task, or a number of steps, that it has not seen, it "
         "compares only what has no unit, such as `kl`, and means less.") + "\n\n" + wrapped(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+from diagnose import catalogue
+
 ROOT = Path(__file__).resolve().parents[1]
 BANNER = re.compile(r"^# =+ ([\w ]+) =+$")
 # What the letters of a shape mean, in every file.
@@ -136,13 +138,11 @@ class Algorithm:
     def bugs(self) -> list[dict]:
         """Return the bugs that the tests plant in this file, with the lines of their diffs."""
         found = []
-        for path in sorted(ROOT.glob("tests/mutants/*.toml")):
-            for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
-                here = self.name in (path.stem, *entry.get("also", []))
-                if here and entry["old"] in self.text:
-                    wrong = self.text.replace(entry["old"], entry["new"]).splitlines()
-                    diff = list(difflib.unified_diff(self.lines, wrong, n=2, lineterm=""))[2:]
-                    found.append(entry | {"diff": diff})
+        for mutant in catalogue.read():
+            if self.name in (mutant.module, *mutant.also) and mutant.old in self.text:
+                wrong = self.text.replace(mutant.old, mutant.new).splitlines()
+                diff = list(difflib.unified_diff(self.lines, wrong, n=2, lineterm=""))[2:]
+                found.append(vars(mutant) | {"diff": diff})
         return found
 
 

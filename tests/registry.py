@@ -34,26 +34,17 @@ class Row:
     takes: str = "box discrete image"                           # those of KINDS, the quickest first
     tiny: dict = field(default_factory=dict)                    # on top of TINY
     learns: tuple = ("update",)                                 # its functions that take steps
-    probed: dict = field(default_factory=dict)                  # with these it learns the probes
     episodes: bool = False                                      # it learns from whole returns alone
     procs: bool = True                                          # several may train one agent
     fixed: str = ""                                             # a part that nothing trains
 
 
 ALGOS = {
-    "vpg": Row("", probed={
-        "lr": 3e-2, "v_lr": 1e-2, "v_steps": 10, "rollout_steps": 128, "minibatch_size": 128,
-        "total_steps": 5120, "std_init": 0.3}),
-    "trpo": Row("vpg", probed={
-        "max_kl": 0.05, "v_lr": 1e-2, "v_steps": 20, "rollout_steps": 256, "minibatch_size": 256,
-        "total_steps": 6144, "std_init": 0.3}),
-    "a2c": Row("vpg", probed={
-        "lr": 1e-2, "rollout_steps": 64, "rmsprop": "torch", "rmsprop_eps": 1e-3,
-        "total_steps": 10240, "report_every": 2560}),
+    "vpg": Row(""),
+    "trpo": Row("vpg"),
+    "a2c": Row("vpg"),
     "acer": Row("a2c", "discrete image", {"buffer_size": 72, "replay_ratio": 2}),
-    "acktr": Row("a2c", probed={
-        "lr": 0.25, "rollout_steps": 128, "max_kl": 0.003, "v_max_kl": 0.03, "momentum": 0.0,
-        "std_init": 0.3, "total_steps": 10240, "report_every": 2560}),
+    "acktr": Row("a2c"),
     "ppo": Row("a2c"),
     "ppo_popart": Row("ppo"),
     "ppo_lstm": Row("ppo"),
@@ -68,14 +59,14 @@ ALGOS = {
     "dqn_atari": Row("dqn", "image", {"anneal_lr": True}),
     "dqn_per": Row("dqn", "discrete image"),
     "c51": Row("dqn", "discrete image", {"num_atoms": 7}),
-    "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7}, probed={"total_steps": 3000}),
+    "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7}),
     "rainbow": Row("c51", "discrete image", {"num_atoms": 7, "n_step": 1}),
     "pqn": Row("dqn", "discrete image"),
     "ddpg": Row("", "box"),
     "td3": Row("ddpg", "box"),
     "sac": Row("td3", "box"),
     "sac_her": Row("sac", "goal"),
-    "sac_discrete": Row("sac", "discrete image", probed={"learn_alpha": True, "alpha": 1.0}),
+    "sac_discrete": Row("sac", "discrete image"),
     "crossq": Row("sac", "box", {"warm_up": 5, "critic_hidden": (8, 8)}, procs=False),
 }
 

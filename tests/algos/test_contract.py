@@ -23,7 +23,8 @@ from gymnasium.spaces import Box
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 from jaxtyping import TypeCheckError
 
-from tests import helpers, probe
+from diagnose import probe
+from tests import helpers
 from tests.envs import HIGH, LOW, Counter
 from tests.helpers import assert_same_run, mpiexec, refused, rows, run, same, script
 from tests.house.tree import tracked
@@ -763,7 +764,7 @@ def test_any_configuration_trains_or_is_refused_with_the_flag(name):
     (name, kind == "box") for name, row in ALGOS.items() for kind in ("box", "discrete")
     if kind in row.takes and name not in ("gail", "bc")])
 def test_probe(name, box, case):
-    found = probe.probe(module(name), case, box, **ALGOS[name].probed)
+    found = probe.probe(module(name), case, box, **probe.OWN.get(name, {}))
     assert found or ALGOS[name].episodes                        # which has no critic
     assert probe.passed(found), f"look at {case.hint}: {found}"
 

@@ -11,7 +11,8 @@ import torch
 
 from algos import gail, ppo
 from tests import onpolicy
-from tests.envs import HIGH, LOW, Probe
+from diagnose.envs import Probe
+from tests.envs import HIGH, LOW
 from tests.helpers import (
     bare, close, copies, gradients, make_demos, moved, noted, rows, same, vec, write_demos)
 from tests.onpolicy import (
@@ -202,7 +203,7 @@ def test_it_learns_what_the_expert_does_though_it_is_paid_for_the_opposite(box):
     obs = np.float32(rng.choice([-1, 1], (40, 1)))
     spread = 0.3 * rng.normal(size=40) if box else 0    # of an expert that is not deterministic
     act = np.array([Probe.right(-row) for row in obs]) + spread
-    kwargs = {"env": "tests.envs:ProbePolicy-v0", "env_kwargs": json.dumps({"box": box})}
+    kwargs = {"env": "diagnose.envs:ProbePolicy-v0", "env_kwargs": json.dumps({"box": box})}
     write_demos(lengths=40 * (1,), obs=obs, act=np.float32(act)[:, None] if box else act, **kwargs)
     agent = gail.train(gail.Config(
         **kwargs, demos="demos.npz", subsample=1, total_steps=8192, rollout_steps=256, num_envs=8,

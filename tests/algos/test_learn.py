@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from algos import acer, ppo
-from tests import probe
+from diagnose import probe
 from tests.helpers import rows, write_demos
 from tests.registry import ALGOS, module
 from utils.evaluate import evaluate
@@ -38,9 +38,9 @@ def test_a_time_limit_is_not_an_end(env_kwargs, val):
 
 
 def test_the_probes_take_the_settings_of_their_algorithm_and_those_given():
-    assert probe.parse(probe.Command("acktr"))[2] == {"seed": 1, **ALGOS["acktr"].probed}
+    assert probe.parse(probe.Command("acktr"))[2] == {"seed": 1, **probe.OWN["acktr"]}
     assert probe.parse(probe.Command("acktr", 2, ("lr=0.1",)))[2] == {
-        **ALGOS["acktr"].probed, "lr": 0.1, "seed": 2}
+        **probe.OWN["acktr"], "lr": 0.1, "seed": 2}
 
 
 # ---- Larger ones

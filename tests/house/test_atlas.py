@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import atlas, details, suite
+from diagnose import catalogue
 from tests.mutants import __main__ as mutants
-from tests.mutants import catalogue
 
 
 @pytest.mark.slow       # rewording a line of algos/ fails no default test
@@ -81,17 +81,18 @@ def test_the_first_metric_that_stays_apart_is_named():
     assert atlas.separating(clean, planted) == ("q", 800, False)
 
 
-def test_a_row_names_the_test_that_fails(tmp_path):
+def test_a_row_names_the_test_that_fails(tmp_path, capsys):
     def found(ident, outcome, by):
-        results = [mutants.Result(ident, outcome, by, 1.0)]
-        assert list(atlas.noted(results, path)) == results
+        mutants.report([mutants.Result(ident, outcome, by, 1.0)])
+        for line in capsys.readouterr().out.splitlines(keepends=True):
+            atlas.note(line, path)
         return [json.loads(line).get("caught") for line in path.read_text().splitlines()]
 
     path = tmp_path / "atlas.jsonl"
     atlas.write_rows([{"bug": "b", "env": "e"}, {"bug": "b", "env": "d"}, {"bug": "a", "env": "e"}],
                      path)
     test = "tests/algos/test_a2c.py::test_gae[a - b]"
-    assert found("b", "killed", "test_a2c.py::test_gae[a - b]") == [None, test, test]
+    assert found("b", "killed", test) == [None, test, test]
     assert found("a", "killed", "the time limit") == [None, test, test]
     assert found("b", "survived", "") == [None, None, None]
     with pytest.raises(KeyError, match="no-such-bug"):

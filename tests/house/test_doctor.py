@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import doctor
+from diagnose import doctor
 from utils.files import write_lines
 
 CLEAN, BUGS = "ppo", {"ppo+time-limit-is-an-end": (5, 0), "ppo+entropy-is-punished": (0, -5)}

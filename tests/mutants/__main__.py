@@ -10,10 +10,11 @@
 Each bug is planted in a copy of the tree. There a short training has to run;
 then the module's tests run until one fails. The exit status is 1 if a bug
 survives, no longer applies or crashes by itself. Seconds are CPU time.
-tests/mutants/catalogue.py explains the entries.
+diagnose/catalogue.py explains the entries.
 """
 import argparse
 import gc
+import hashlib
 import importlib
 import os
 import re
@@ -26,11 +27,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants import catalogue
-from tests.mutants.catalogue import ROOT, TESTS, file_of, planted, plantings, read, sample
+from diagnose.catalogue import ROOT, file_of, planted, plantings, read
+from tests.registry import ALGOS
 
 COPIED = ("algos", "utils", "tests")                            # other folders are linked
-OURS = (*COPIED, "benchmarks", "plot")                          # imported anew in the copy
+OURS = (*COPIED, "benchmarks", "diagnose", "plot")              # imported anew in the copy
 CHECKS = "AssertionError|KeyError|ValueError|FloatingPointError"  # of ours
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before forking, because the imports take longer than most tests.
@@ -38,6 +39,32 @@ WARM = ("pytest torch torch.testing "
         "gymnasium scipy.stats tqdm matplotlib.figure jaxtyping beartype "
         "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin "
         "mujoco gymnasium.envs.mujoco").split()
+# Test files that may catch bugs of a module, besides those that `tests_of` finds.
+MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
+OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "optim": "optim mpi a2c contract",
+            "nets": "envs onpolicy dqn", "atari": "envs", "buffers": "buffers envs",
+            "evaluate": "mpi run saving"}
+
+
+def tests_of(module):
+    """Return the test files that may catch a module's bugs, the quickest to catch one first.
+
+    They are its own, its ancestors', those that its family shares, and the contract suite. House
+    rules are not among them: they see that two files differ, not that a result is wrong.
+    """
+    if module in OF_UTILS:
+        return OF_UTILS[module].split()
+    found, ancestor = [], module
+    while ancestor:
+        found.append(ancestor)
+        ancestor = ALGOS[ancestor].parent
+    shared = {"vpg": "onpolicy", "ddpg": "offpolicy buffers",
+              "dqn": "offpolicy buffers"}.get(found[-1], "")
+    return list(dict.fromkeys([*found[:2], *shared.split(), "contract",
+                               *MORE.get(module, "").split(), *found[2:]]))
+
+
+TESTS = {module: tests_of(module) for module in (*ALGOS, *OF_UTILS)}
 
 
 @dataclass(frozen=True)
@@ -91,7 +118,7 @@ def start_tests(module, tree):
         for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
-        files = [catalogue.test_file(name, tree) for name in TESTS[module]]
+        files = [str(next(Path("tests").glob(f"*/test_{name}.py"))) for name in TESTS[module]]
         status = sys.modules["pytest"].main(
             ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
              "-m", "not slow and not notebooks", "--assert=plain", "--basetemp=scratch",
@@ -149,14 +176,26 @@ def verdict(said, status, mutant):
     red = re.search(r"^(?:FAILED|ERROR) (\S*?::.*?)(?: - (.*))?$", said, re.MULTILINE)
     if status != 1 or not red:                                  # pytest did not run to its end
         return "error", f"exit status {status} of pytest: {said[-300:]}"
-    test, why = re.sub(r"^tests/\w+/", "", red[1]), red[2] or ""   # without the folder
-    if not test.startswith("smoke.py"):
+    test, why = red[1], red[2] or ""
+    if not test.startswith("tests/mutants/smoke.py"):
         return "killed", test
     if why.startswith("Failed: Timeout"):
         return "killed", "the time limit"
     if mutant.crashes and re.match(CHECKS, why):
         return "killed", "an error in the file"
     return "error", f"crashes by itself: {why}"
+
+
+def sample(bugs, size):
+    """Return `size` of them, the same at every call, spread evenly over the modules."""
+    def drawn(text):
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    rounds, seen = [], {}
+    for bug in sorted(bugs, key=lambda bug: drawn(bug.id)):
+        seen[bug.module] = seen.get(bug.module, 0) + 1
+        rounds.append((seen[bug.module], drawn(bug.module), bug))
+    return [bug for *_, bug in sorted(rounds, key=lambda row: row[:2])[:size]]
 
 
 def chosen(args):
@@ -166,7 +205,7 @@ def chosen(args):
     except (KeyError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
     found = [p for p in found if not args.algo or p.module in args.algo]
-    if args.id:
+    if args.id is not None:
         if unknown := set(args.id) - {p.id for p in found}:
             raise SystemExit(f"error: no such bug: {' '.join(sorted(unknown))}")
         found = [p for p in found if p.id in args.id]

@@ -24,7 +24,7 @@ from utils.run.run import Stopped
 from utils.run.settings import RANGES, parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
-PROGRAMS = "algos.ppo", "utils.play", "utils.sweep", "plot", "tests.probe", "docs"
+PROGRAMS = "algos.ppo", "utils.play", "utils.sweep", "plot", "diagnose.probe", "docs"
 
 
 # ---- --help

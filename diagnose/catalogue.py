@@ -1,4 +1,4 @@
-"""The catalogue of planted bugs: read the .toml files beside this one and plant what they describe.
+"""The catalogue of planted bugs: read the files in bugs/ and plant what they describe.
 
 An entry replaces a text that stands exactly once in the file of its module:
 
@@ -16,43 +16,11 @@ Bugs are those of the algorithms and of what they compute with; ordinary tests h
 rest of utils/. If the text changes, change `old` and `new` with it: `python -m tests.mutants
 --stands` lists the entries whose text is gone.
 """
-import hashlib
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.registry import ALGOS
-
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent
-
-# Test files that may catch bugs of a module, besides those that `tests_of` finds.
-MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
-
-OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "optim": "optim mpi a2c contract",
-            "nets": "envs onpolicy dqn", "atari": "envs", "buffers": "buffers envs",
-            "evaluate": "mpi run saving"}
-
-
-def tests_of(module):
-    """Return the test files that may catch a module's bugs, the quickest to catch one first.
-
-    They are its own, its ancestors', those that its family shares, and the contract suite. House
-    rules are not among them: they see that two files differ, not that a result is wrong.
-    """
-    if module in OF_UTILS:
-        return OF_UTILS[module].split()
-    found, ancestor = [], module
-    while ancestor:
-        found.append(ancestor)
-        ancestor = ALGOS[ancestor].parent
-    shared = {"vpg": "onpolicy", "ddpg": "offpolicy buffers",
-              "dqn": "offpolicy buffers"}.get(found[-1], "")
-    return list(dict.fromkeys([*found[:2], *shared.split(), "contract",
-                               *MORE.get(module, "").split(), *found[2:]]))
-
-
-TESTS = {module: tests_of(module) for module in (*ALGOS, *OF_UTILS)}
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -82,7 +50,7 @@ def read():
 
     KeyError, TypeError: a field is missing or unknown. ValueError: an id stands twice.
     """
-    found = [Mutant(module=path.stem, **entry) for path in sorted(HERE.glob("*.toml"))
+    found = [Mutant(module=path.stem, **entry) for path in sorted(ROOT.glob("diagnose/bugs/*.toml"))
              for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
     ids = [mutant.id for mutant in found]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
@@ -94,12 +62,6 @@ def file_of(module, root=ROOT):
     """Return the path of a module: algos/ppo.py or utils/mpi.py."""
     places = root / "algos", root / "utils"
     return next(path for place in places if (path := place / f"{module}.py").exists())
-
-
-def test_file(name, root=ROOT):
-    """Return the path of test_<name>.py, in whichever folder of tests/ it is, from the root."""
-    path, = (root / "tests").glob(f"*/test_{name}.py")
-    return str(path.relative_to(root))
 
 
 def planted(mutant, text):
@@ -118,15 +80,3 @@ def plantings(mutants):
         if mutant.also:
             every = (mutant.module, *mutant.also)
             yield Planting(f"{mutant.id}@all", mutant.module, every, mutant)
-
-
-def sample(bugs, size):
-    """Return `size` of them, the same at every call, spread evenly over the modules."""
-    def drawn(text):
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    rounds, seen = [], {}
-    for bug in sorted(bugs, key=lambda bug: drawn(bug.id)):
-        seen[bug.module] = seen.get(bug.module, 0) + 1
-        rounds.append((seen[bug.module], drawn(bug.module), bug))
-    return [bug for *_, bug in sorted(rounds, key=lambda row: row[:2])[:size]]

@@ -1,13 +1,12 @@
 """Find the broken part of an algorithm with five environments, or by what a run has logged.
 
-    python -m tests.probe --algo ppo                 # algos/ppo.py, 30 seconds
-    python -m tests.probe --algo ppo --set lr=1e-3   # with your own settings
-    python -m tests.probe --run RUN                  # compare it with known bugs
+    python -m diagnose.probe --algo ppo                 # algos/ppo.py, 30 seconds
+    python -m diagnose.probe --algo ppo --set lr=1e-3   # with your own settings
+    python -m diagnose.probe --run RUN                  # compare it with known bugs
 
 Each environment needs one more part to work than the one before. The right
 values and the right actions, discrete and continuous, are known. The first
-probe that fails says where to look. The exit status is 1 if one fails. The
-settings that an algorithm needs for this are in tests/registry.py. The idea
+probe that fails says where to look. The exit status is 1 if one fails. The idea
 comes from Andy Jones, "Debugging RL, Without the Agonizing Pain".
 """
 import contextlib
@@ -18,8 +17,7 @@ import tempfile
 
 import torch
 
-from tests.envs import Probe
-from tests.registry import ALGOS
+from diagnose.envs import Probe
 from utils import sweep
 from utils.errors import UsageError
 from utils.load import find_module
@@ -40,6 +38,18 @@ ACER = {"total_steps": 10240, "num_envs": 8, "lr": 1e-2, "rollout_steps": 64, "r
 # Those of DQN and its children, on top of both.
 DQN = {"num_envs": 8, "total_steps": 2000, "start_steps": 64, "update_every": 4, "lr": 1e-2,
        "target_every": 40, "eps_steps": 1000, "hidden": (32,)}
+# Those of one algorithm, on top of all.
+OWN = {
+    "vpg": {"lr": 3e-2, "v_lr": 1e-2, "v_steps": 10, "rollout_steps": 128, "minibatch_size": 128,
+            "total_steps": 5120, "std_init": 0.3},
+    "trpo": {"max_kl": 0.05, "v_lr": 1e-2, "v_steps": 20, "rollout_steps": 256,
+             "minibatch_size": 256, "total_steps": 6144, "std_init": 0.3},
+    "a2c": {"lr": 1e-2, "rollout_steps": 64, "rmsprop": "torch", "rmsprop_eps": 1e-3,
+            "total_steps": 10240, "report_every": 2560},
+    "acktr": {"lr": 0.25, "rollout_steps": 128, "max_kl": 0.003, "v_max_kl": 0.03, "momentum": 0.0,
+              "std_init": 0.3, "total_steps": 10240, "report_every": 2560},
+    "qr_dqn": {"total_steps": 3000}, "sac_discrete": {"learn_alpha": True, "alpha": 1.0},
+}
 NEAR = {"value": 0.05, "action": 0.2}                           # errors that still count as learned
 
 
@@ -81,8 +91,8 @@ def probe(algo, case, box, **settings):
     kwargs = '{"box": true}' if box else "{}"
     with tempfile.TemporaryDirectory() as run_dir, contextlib.redirect_stdout(io.StringIO()):
         agent = algo.train(algo.Config(**{
-            "env": f"tests.envs:{case.env}-v0", "env_kwargs": kwargs, "run_dir": f"{run_dir}/run",
-            "device": "cpu", **quick, **settings}))
+            "env": f"diagnose.envs:{case.env}-v0", "env_kwargs": kwargs,
+            "run_dir": f"{run_dir}/run", "device": "cpu", **quick, **settings}))
     rows = []
     for seen in case.seen if case.vals is None or hasattr(agent, "critic") else ():
         obs = torch.tensor([[float(seen)]])
@@ -129,14 +139,13 @@ class Command:
     algo: str = "ppo"  # name of an algorithm: ppo for algos/ppo.py
     seed: int = 1  # seed of every run
     set: tuple[str, ...] = ()  # settings of the algorithm, such as lr=1e-3 norm_obs=False
-    run: str = ""  # instead: the directory of a run, which benchmarks/doctor.py examines
+    run: str = ""  # instead: the directory of a run, which diagnose/doctor.py examines
 
 
 def parse(asked):
     """Return the name of an algorithm, its module, and the settings that were given."""
     algo = find_module(f"algos.{asked.algo}", f"--algo {asked.algo}")
-    own = ALGOS[asked.algo].probed if asked.algo in ALGOS else {}
-    return asked.algo, algo, own | {"seed": asked.seed} | dict(
+    return asked.algo, algo, OWN.get(asked.algo, {}) | {"seed": asked.seed} | dict(
         read_set(algo, pair) for pair in asked.set)
 
 
@@ -161,9 +170,9 @@ def quiet_probe(algo, case, box, settings):
 
 def main():
     """Run all probes, or examine a run. Return exit status 0 if all is well, else 1."""
-    asked = read_command(Command, __doc__, "python -m tests.probe")
+    asked = read_command(Command, __doc__, "python -m diagnose.probe")
     if asked.run:
-        from benchmarks import doctor  # takes a second
+        from diagnose import doctor  # takes a second
         return doctor.ask(asked.run)
     name, algo, settings = parse(asked)
     print(f"{'probe':<12}{'actions':<11}{'':<14}{'expected':>9}{'got':>9}")

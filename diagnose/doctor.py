@@ -1,8 +1,8 @@
 """Does a run look healthy, and if not, which known bug does it look like?
 
-    python -m tests.probe --run RUN                 ask about a run directory
-    python -m benchmarks.doctor learn DIR [...]     write doctor.jsonl from folders of runs
-    python -m benchmarks.doctor score DIR [...]     write doctor_scores.jsonl: is it right?
+    python -m diagnose.probe --run RUN            ask about a run directory
+    python -m diagnose.doctor learn DIR [...]     write doctor.jsonl from folders of runs
+    python -m diagnose.doctor score DIR [...]     write doctor_scores.jsonl: is it right?
 
 `learn` takes seeds 1 to LEARNED of clean runs and of those of benchmarks/atlas.py, ppo+ID for a
 planted bug. `score` takes the others. A run is cut into PARTS. Each metric of progress.csv is
@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from diagnose import catalogue
 from plot import read_columns
-from benchmarks.suite import HERE
-from tests.mutants import catalogue
 from utils.files import read_lines, write_lines
 from utils.run.directory import read_config
 
+HERE = Path(__file__).resolve().parent
 DATA, SCORES = HERE / "doctor.jsonl", HERE / "doctor_scores.jsonl"
 PARTS, LIMIT, LEARNED = 10, 8, 3
 FAR, SHARE = 4, 0.1             # a run is unusual if |z| is above FAR in more than SHARE of its z
@@ -168,7 +168,7 @@ def ask(folder) -> int:
     wrong = {mutant.id: mutant.wrong for mutant in catalogue.read()}
     for _, bug in suspects[:3]:
         print(f"{'suspect' if sick else 'nearest'}   {bug}: {wrong[bug.partition('@')[0]]}")
-    print(f"next      python -m tests.probe --algo {algo}; docs/debugging.md")
+    print(f"next      python -m diagnose.probe --algo {algo}; docs/debugging.md")
     return int(sick)
 
 
@@ -248,7 +248,7 @@ def summary(told: list[dict]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.doctor", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m diagnose.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=["learn", "score"])
     parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
