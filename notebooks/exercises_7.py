@@ -23,7 +23,7 @@ def projected(answer):
               f"A reward of {rew:g} leads out of the support. Its probability counts as the end of "
               "the support.")
     prob, atoms = torch.tensor([[0.2, 0.1, 0.4, 0.1, 0.2]]), torch.linspace(-3, 5, 5)
-    want, _ = c51.project(torch.tensor([0.7]), torch.zeros(1), prob, atoms, 0.9)
+    want, _ = c51.project(torch.tensor([0.7]), torch.tensor([0.9]), prob, atoms)
     close(answer(0.7, 0.0, prob[0].double().numpy(), atoms.double().numpy(), 0.9), want[0],
           "Wrong for the atoms -3, -1, 1, 3, 5: index = (x - z_0) / (z_{n-1} - z_0) * (n - 1).")
 
