@@ -3,6 +3,8 @@
 Each transition has a number of its own, from which all its parts follow. So one look at a row, or
 at a sample, tells whether it is whole, whether it is still there, and which one it is.
 """
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ from gymnasium.spaces import Box
 from hypothesis import given, settings as how, strategies as st
 from scipy import stats
 
-from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_discrete, sac_her, td3
-from tests.helpers import VECTOR, close, name_of, refused
+from algos import (
+    c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, rainbow, sac, sac_discrete, sac_her, td3)
+from tests.helpers import VECTOR, close, name_of, noted, refused
+from tests.offpolicy import dqn_quick as quick
 from utils import mpi
 from utils.run import checkpoint
 from utils.spaces import FlatBox
@@ -33,6 +37,8 @@ def make(algo, capacity, kind="vector", device=CPU):
     space = IMAGE if kind == "image" else VECTOR
     if algo is dqn_per:
         return algo.PrioritizedBuffer(capacity, space, device)
+    if algo is rainbow:                                         # which is filled by one step
+        return algo.NStepBuffer(capacity, space, capacity, device)
     if algo is sac_discrete:
         return algo.DiscreteBuffer(capacity, space, device)
     return (algo.ReplayBuffer(capacity, space, device) if algo in (dqn, c51, qr_dqn)
@@ -46,9 +52,10 @@ def transitions(algo, numbers, kind="vector"):
     obs = np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
     obs = obs.astype(np.uint8 if kind == "image" else np.float64)
     box = np.stack([numbers / 1e3, -numbers / 1e3], 1).astype(np.float32)
-    discrete = algo in (c51, dqn, dqn_atari, dqn_per, qr_dqn, sac_discrete)
+    discrete = algo in (c51, dqn, dqn_atari, dqn_per, qr_dqn, rainbow, sac_discrete)
+    more = {"ended": numbers % 3 == 0} if algo is rainbow else {}
     return {"obs": obs, "act": numbers % 4 if discrete else box, "rew": numbers.astype(np.float64),
-            "next_obs": obs + obs.dtype.type(1), "terminated": numbers % 3 == 0}
+            "next_obs": obs + obs.dtype.type(1), "terminated": numbers % 3 == 0, **more}
 
 
 def reloaded(buffer, other):
@@ -158,6 +165,52 @@ def test_priorities_are_those_that_were_set_and_new_rows_have_the_highest():
             assert (buffer.columns["rew"][batch.rows] == batch.rew.numpy()).all()
 
     check()
+
+
+prioritized = pytest.mark.parametrize("algo", [dqn_per, rainbow], ids=name_of)
+
+
+@prioritized
+def test_two_ranks_weigh_by_the_smallest_of_both(algo, monkeypatch):
+    buffer, told = make(algo, 20), (rainbow.Config(), 1.0) if algo is rainbow else (1.0,)
+    buffer.add(**transitions(algo, range(20)))
+    buffer.set_priorities(buffer.sample(64, *told).rows, torch.rand(64) + 0.1)
+    torch.manual_seed(5)
+    alone = buffer.sample(64, *told)
+    monkeypatch.setattr(mpi, "gather", lambda mine: [mine, mine / 4])
+    torch.manual_seed(5)
+    close(buffer.sample(64, *told).weight, alone.weight / 4)
+
+
+@prioritized
+def test_every_update_rates_what_it_learned_from(algo, monkeypatch):
+    """At once, by the error or the divergence from before its step, without weights."""
+    kind = rainbow.NStepBuffer if algo is rainbow else dqn_per.PrioritizedBuffer
+    learned, rated, update, rating = [], [], algo.update, kind.set_priorities
+    at_once = noted(monkeypatch, kind, "sample", lambda *_: len(rated) == len(learned))
+
+    def noting_update(agent, optimizer, batch, lr):
+        state = torch.get_rng_state()                           # rainbow's noise is then the same
+        plain = replace(batch, weight=torch.ones_like(batch.weight))
+        metrics = algo.critic_loss(agent, plain)[1]
+        size = metrics["kl"] if algo is rainbow else metrics["td_error"].abs() + 1e-6
+        learned.append([batch.rows, size ** 0.4])
+        torch.set_rng_state(state)
+        return update(agent, optimizer, batch, lr)
+
+    def noting_rate(buffer, rows, values):
+        assert np.array_equal(rows, learned[-1][0])
+        close(values, learned[-1][1])
+        rated.append(rows)
+        rating(buffer, rows, values)
+        last = dict(zip(rows.tolist(), values.tolist()))        # of a row that was drawn twice
+        stored = buffer.columns["priority"] if algo is rainbow else buffer.priority
+        close(stored[list(last)], torch.tensor(list(last.values())))
+
+    monkeypatch.setattr(kind, "set_priorities", noting_rate)
+    monkeypatch.setattr(algo, "update", noting_update)
+    algo.train(quick(algo, update_every=4, num_envs=2, omega=0.4))
+    assert len(rated) == len(learned) == len(at_once) == 20 and all(at_once)
 
 
 # ---- Frames that are stored once

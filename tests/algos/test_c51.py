@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings as how, strategies as st
 
-from algos import c51
-from tests.helpers import bare, close, refused, vec
+from algos import c51, rainbow
+from tests.helpers import bare, close, name_of, refused, vec
 from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in
 from utils import mpi
 from utils.optim import Adam
@@ -118,10 +118,11 @@ def test_returns_beyond_the_support_are_said(rew, says, capsys):
     assert ("--v-min or --v-max" in capsys.readouterr().out) == says
 
 
-def test_weights_are_refused_by_another_support_and_taken_by_their_own():
-    agent = make_agent(c51, v_min=-10.0, v_max=10.0)
-    said = refused(lambda: make_agent(c51).load_state_dict(agent.state_dict()))
+@pytest.mark.parametrize("algo", [c51, rainbow], ids=name_of)
+def test_weights_are_refused_by_another_support_and_taken_by_their_own(algo):
+    agent = make_agent(algo, v_min=-10.0, v_max=10.0)
+    said = refused(lambda: make_agent(algo).load_state_dict(agent.state_dict()))
     assert said == "--init-from: its weights need --num-atoms 51 --v-min -10 --v-max 10"
-    other = make_agent(c51, v_min=-10.0, v_max=10.0)
+    other = make_agent(algo, v_min=-10.0, v_max=10.0)
     other.load_state_dict(agent.state_dict())
     close(other.critic.head[0].weight, agent.critic.head[0].weight)

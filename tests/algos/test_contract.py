@@ -701,6 +701,7 @@ def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shape
     ("c51", {"v_min": -100.0, "v_max": -100.0}, "--v-max is -100.0; it takes a number, above -100"),
     ("c51", {"v_min": math.nan}, "--v-min is nan; it takes a number"),
     ("qr_dqn", {"num_quantiles": 0}, "--num-quantiles is 0; it takes a whole number, at least 1"),
+    ("rainbow", {"num_atoms": 1}, "--num-atoms is 1"), ("rainbow", {"n_step": 0}, "--n-step is 0"),
     ("grpo", {"width": 24}, "--width is 24"), ("grpo", {"layers": 0}, "--layers is 0"),
     ("grpo", {"group_size": 1}, "--group-size is 1"),
     ("crossq", {"critic_hidden": (0,)}, "--critic-hidden"),
