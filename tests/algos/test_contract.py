@@ -689,7 +689,8 @@ COLUMN = (4, 1)
     *(("qr_dqn", "quantile_huber", shapes, (torch.ones(3),))
       for shapes in ((COLUMN, (4, 3)), ((4, 3), COLUMN), ((1, 3), (4, 3)))),
     ("c51", "project", (COLUMN, 4, (4, 2)), (torch.arange(2.0),)),
-    ("ppo_mask", "mask_logits", ((4, 3), COLUMN), ())])
+    ("ppo_mask", "mask_logits", ((4, 3), COLUMN), ()),
+    ("sac_discrete", "expectation", ((4, 3), COLUMN), ())])
 def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shapes, rest):
     for algo, error in (module(name), TypeCheckError), (helpers.bare(module(name)), AssertionError):
         with pytest.raises(error):
@@ -716,6 +717,9 @@ def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shape
      "--minibatch-size is 32; it takes a multiple of --num-procs, which is 3"),
     ("sac", {"alpha": 0.0}, "--alpha is 0.0; it takes a number, above 0"),
     ("sac", {"alpha": -0.1, "learn_alpha": False}, "--alpha is -0.1; it takes a number, at least"),
+    ("sac_discrete", {"target_entropy_ratio": 1.0}, "--target-entropy-ratio is 1.0; it takes a nu"),
+    ("ppo_rnd", {"int_gamma": 1.0}, "--int-gamma is 1.0; it takes a number"),
+    ("ppo_rnd", {"pred_share": 0.0}, "--pred-share is 0.0; it takes a number"),
     ("bc", {"held_out": 0.0}, "--held-out is 0.0"),
     ("bc", {"held_out": 0.95}, "--held-out is 0.95"),
     ("ppo_lstm", {"minibatch_envs": 3},

@@ -3,7 +3,7 @@ import pytest
 import torch
 from stable_baselines3 import DDPG, TD3
 
-from algos import crossq, ddpg, sac, sac_her, td3
+from algos import crossq, ddpg, sac, sac_discrete, sac_her, td3
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, give, name_of, quick
 from tests.offpolicy import make_agent, make_batch, make_optimizers, noise_is, update
@@ -84,14 +84,15 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(algo, monkeypatch
         close(metrics[0][name], q.detach())
 
 
-@every_algo
+@pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_discrete], ids=name_of)
 def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeypatch):
     sources = []
     for name in ("act", "random_act"):
         function = getattr(algo.Agent, name)
         monkeypatch.setattr(algo.Agent, name, lambda *args, name=name, function=function, **kwargs:
                             sources.append(name) or function(*args, **kwargs))
-    algo.train(quick(algo, num_envs=2, start_steps=40))
+    env = "CartPole-v1" if algo is sac_discrete else "tasks:Line-v0"
+    algo.train(quick(algo, env, num_envs=2, start_steps=40))
     assert sources == 20 * ["random_act"] + 40 * ["act"]
 
 
