@@ -201,18 +201,14 @@ def test_the_average_begins_as_the_policy_and_follows_its_weights_after_the_step
     close(flat(agent.policy_avg.parameters()), old + tau * (new - old), rtol=1e-4, atol=1e-6)
 
 
-def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_probabilities():
-    """pi is what the agent would do now. mu is what it did then."""
+def test_metrics_are_of_the_policy_of_now_and_the_probabilities_of_then():
     agent = make_agent(max_grad_norm=0.0)
-    rollout = make_rollout(acer, agent)
+    rollout = old_rollout(agent)
     kept = rollout.log_mu.clone()
-    agent.obs_stats.mean += 1
-    agent.obs_stats.var *= 2
-    agent.reward_sum_stats.var *= 4
     q, ret, _ = targets(agent, rollout)
     policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
-    ratio = policy.probs.gather(-1, rollout.act.flatten()[:, None])[:, 0] / (
-        kept.flatten(0, 1).exp().gather(-1, rollout.act.flatten()[:, None])[:, 0])
+    act = rollout.act.flatten()
+    ratio = (policy.log_prob(act) - kept.flatten(0, 1)[range(24), act]).exp()
     _, metrics = learn(acer, agent, rollout)
     assert (ratio - 1).abs().max() > 0.1
     close(metrics["ratio"], ratio, rtol=1e-4)
