@@ -40,6 +40,8 @@ def afresh():
         numpy.random.seed(0)
     if envs := sys.modules.get("tests.envs"):
         envs.Counter.made.clear()       # numbers environments from 0 again
+    if mpi := sys.modules.get("utils.mpi"):
+        mpi.say_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings as how, strategies as st
 from algos import c51, rainbow
 from tests.helpers import bare, close, name_of, refused, vec
 from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in
-from utils import mpi
 from utils.optim import Adam
 
 CLEANRL = np.full(51, 1 / 51), np.linspace(-100, 100, 51)       # uniform, in steps of 4
@@ -112,7 +111,6 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
 @pytest.mark.parametrize("rew,says", [(100.0, False), (300.0, True)])
 def test_returns_beyond_the_support_are_said(rew, says, capsys):
     agent, batch = make_agent(c51), make_batch(c51, "vector")
-    mpi.say_once.cache_clear()
     batch = replace(batch, rew=torch.full((32,), rew), terminated=torch.ones(32))
     c51.update(agent, Adam(agent.critic), batch, 1e-3)
     assert ("--v-min or --v-max" in capsys.readouterr().out) == says

@@ -22,13 +22,12 @@ from tests.envs import Counter, Idle
 from tests.helpers import agent_for, refused
 from tests.toy import Config
 from tests.utils.test_workers import Drawn
-from utils import buffers, env_ids
+from utils import buffers, env_ids, mpi
 from utils.atari import AtariRules
 from utils.envs import EpisodeRecorder, make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.goals import NO_INFO, goal_env
-from utils.mpi import say_once
 from utils.nets import nature_cnn
 from utils.run import Run
 from utils.spaces import FlatBox, obs_kind
@@ -216,7 +215,6 @@ def uneven(obs, act):
     (MultiBinary([2, 3]), 6, MultiBinary(3)), (Discrete(3, start=2), 3, MultiBinary((2, 2))),
     (Dict(a=SQUARE, b=Discrete(2)), 27, BOX_2)])
 def test_uneven_spaces_are_played_predicted_and_shown(space, size, act, capsys):
-    say_once.cache_clear()
     cfg = uneven(space, act)
     vector = make_envs(cfg, 2)
     obs_space, act_space = vector.single_observation_space, vector.single_action_space
@@ -268,13 +266,12 @@ def test_the_part_that_is_not_of_the_space_is_named(first, image, speed, says):
 
 def test_what_a_dict_may_not_mean_is_said(capsys):
     """Floats are no image, and a mask binds only who obeys it."""
-    say_once.cache_clear()
     space = Dict(camera=Box(0, 1, (6, 6, 3)), action_mask=MultiBinary(3))
     agent_for(ppo, uneven(space, Discrete(3)))
     said = capsys.readouterr().out
     assert "images: camera has floats, [6, 6, 3], so it is no image here" in said
     assert "action_mask is an input here, not obeyed" in said
-    say_once.cache_clear()
+    mpi.say_once.cache_clear()
     both = Dict(observation=SQUARE, action_mask=MultiBinary(3))
     agent_for(ppo_mask, ppo_mask.Config(env=uneven(both, Discrete(3)).env))
     agent_for(ppo, uneven(Dict(a=SQUARE, b=PAIR[1]), Discrete(3)))
@@ -477,7 +474,6 @@ def test_fire_begins_each_life_once(cut):
 
 
 def test_a_run_says_by_which_rules_it_plays(capsys):
-    say_once.cache_clear()
     for kwargs, said in (("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"), (
             '{"episodic_life": true}',
             "0.25; to the learner, a lost life ends an episode, but not in the log")):

@@ -8,12 +8,12 @@ import torch
 from gymnasium.spaces import Box, Dict, Space, Text, Tuple
 
 from algos import ppo, sac, sac_her
-from tests.envs import Ends, GoalEnds, Uneven
+from tests.envs import Ends, GoalEnds
 from tests.helpers import agent_for, quick, refused
 from tests.toy import Config
+from tests.utils.test_envs import uneven
 from utils.envs import make_envs
 from utils.goals import NO_INFO, goal_env
-from utils.mpi import say_once
 from utils.nets import nature_cnn
 from utils.spaces import act_kind, image_layout
 
@@ -38,10 +38,6 @@ class Vectors(Ends):
     def step(self, act):
         obs, _, *rest = super().step(act)
         return obs, self.rew, *rest
-
-
-for kind in (Needs, Breaks, Vectors):
-    gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
 
 
 @pytest.mark.parametrize("env,says", [
@@ -80,11 +76,8 @@ MISSION, TWO = Mission(None, str), Box(-1, 1, (2,))
 
 
 def test_a_dict_with_a_text_is_played_without_it(capsys):
-    say_once.cache_clear()
     seen = Dict([("z", TWO), ("mission", MISSION), ("a", Dict(said=Text(5), at=TWO))])
-    gym.register("Mission-v0", Uneven, kwargs={"obs": seen, "act": TWO})
-    cfg = ppo.Config(env="Mission-v0", hidden=(4,))
-    vector = make_envs(cfg, 2)
+    vector = make_envs(cfg := uneven(seen, TWO), 2)
     assert vector.single_observation_space.parts == {"z": slice(0, 2), "a": slice(2, 4)}
     assert "what is no number is left out" in capsys.readouterr().out
     vector.reset(seed=1)
@@ -93,8 +86,7 @@ def test_a_dict_with_a_text_is_played_without_it(capsys):
     raw = {"z": zeros, "mission": "get a key", "a": {"said": "no", "at": zeros}}
     assert agent_for(ppo, cfg).predict(raw).shape == (2,)
     for nothing in (MISSION, Dict(a=Text(5)), Tuple((TWO, MISSION))):
-        gym.spec("Mission-v0").kwargs["obs"] = nothing
-        refused(agent_for, ppo, cfg, says="observation space")
+        refused(agent_for, ppo, uneven(nothing, TWO), says="observation space")
 
 
 # ---- Boxes of actions and of images
@@ -134,9 +126,7 @@ def test_the_shape_tells_which_axis_has_the_channels(shape, axis, clear, capsys)
     conv.register_forward_pre_hook(lambda _, inputs: seen.append(*inputs))
     first = image if axis == 0 else image.permute(0, 3, 1, 2)
     assert net(image).shape[0] == 2 and torch.allclose(seen[0], first / 255)
-    say_once.cache_clear()
-    gym.spec("Uneven-v0").kwargs.update(obs=space, act=TWO)
-    make_envs(Config(env="tests.envs:Uneven-v0"), 1)
+    make_envs(uneven(space, TWO), 1)
     assert ("may be [H, W, C] or [C, H, W]" in capsys.readouterr().out) != clear
 
 
@@ -161,9 +151,11 @@ class Parking(Ends):
         return bool(abs(achieved_goal - desired_goal) < 0.1)
 
 
+for kind in (Needs, Breaks, Vectors, Parking):
+    gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
+
+
 def test_ends_by_new_goals_are_derived_from_success(capsys):
-    say_once.cache_clear()
-    gym.register("Parking-v0", Parking, disable_env_checker=True)
     envs = make_envs(cfg := quick(sac_her, "Parking-v0"), 1)
     env, goal = goal_env(envs), np.float32([0.7])
     assert "a new goal ends an episode by _is_success, if" in capsys.readouterr().out
@@ -180,8 +172,7 @@ def test_ends_by_new_goals_are_derived_from_success(capsys):
 def test_a_crash_stays_an_end_whatever_the_goal(monkeypatch):
     """And without any is_success, no other step becomes one."""
     monkeypatch.setattr(Parking, "_is_success", property())
-    gym.register("Crash-v0", Parking, disable_env_checker=True)
-    envs = make_envs(cfg := quick(sac_her, "Crash-v0", her_k=1000), 1)
+    envs = make_envs(cfg := quick(sac_her, "Parking-v0", her_k=1000), 1)
     space = envs.single_observation_space
     agent = sac_her.Agent(space, envs.single_action_space, cfg)
     buffer = sac_her.HindsightBuffer(50, space, 1, torch.device("cpu"), 1, goal_env(envs), 1000)
