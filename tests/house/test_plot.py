@@ -53,9 +53,15 @@ def figure(**more):
     return plot.draw(read(**more), asked(**more))
 
 
-def cli(*args):
-    with program():
-        plot.main(read_command(plot.Plot, plot.__doc__, "python -m plot", args or ["--help"]))
+@pytest.fixture
+def cli(capsys):
+    """A function that runs a command line. It returns what was written: (stdout, stderr)."""
+    def run(*args):
+        capsys.readouterr()
+        with program():
+            plot.main(read_command(plot.Plot, plot.__doc__, "python -m plot", args or ["--help"]))
+        return capsys.readouterr()
+    return run
 
 
 def rows_of(text):
@@ -73,24 +79,22 @@ def thick(ax):
 
 # ---- What is found
 
-def test_real_runs_of_this_project(capsys):
+def test_real_runs_of_this_project(cli):
     """plot.py reads what the logger and the sweep write, not only what this file imitates."""
     for seed in (1, 2):
         ppo.train(ppo.Config("CartPole-v1", '{"max_episode_steps": 5}', seed=seed, hidden=(8,),
                              total_steps=512, rollout_steps=256, minibatch_size=64, epochs=1,
                              num_envs=2, run_dir=f"runs/{seed}"))
     assert sweep.main(sweep.Sweep(results="runs")) == 0
-    capsys.readouterr()
-    cli("runs", "--smooth", "1", "10")
-    out, err = capsys.readouterr()
+    out, err = cli("runs", "--smooth", "1", "10")
     assert err == "curves.svg (runs: 2)\n"
     (row,) = rows_of(out)
     assert (row["panel"], row["line"], row["seeds"]) == ("CartPole-v1", "ppo", "2*")
     results = [json.loads(Path(f"runs/{k}/result.json").read_text()) for k in (1, 2)]
     assert row["eval"] == plot.cell(float(np.mean([result["eval"] for result in results])))
     assert row["train"] == "5.00"                   # no pole falls within five steps
-    cli("runs", "--y", "explained_variance", "--x", "time", "--out", "other.png")
-    assert capsys.readouterr().out == out           # the table is of returns, whatever the figure
+    more = "--y", "explained_variance", "--x", "time", "--out", "other.png"
+    assert cli("runs", *more)[0] == out             # the table is of returns, whatever the figure
     stored = suite.read_runs(Path("runs"))
     suite.write_suite(Path("kept.jsonl"), stored[::-1])
     assert suite.read_suite(Path("kept.jsonl")) == stored
@@ -132,25 +136,22 @@ def test_a_line_is_named_by_the_settings_that_differ(by, runs, lines):
     assert {panel: list(found) for panel, found in read(by=by).items()} == panels
 
 
-def test_of_two_runs_of_a_seed_the_finished_one_counts(capsys):
+def test_of_two_runs_of_a_seed_the_finished_one_counts(cli):
     write_run("runs/a", seed=1, returns=[3] * 100, total_steps=1500.0)
     write_run("runs/b", seed=1, returns=[5] * 150, total_steps=1500.0)
-    cli("runs")
-    out, err = capsys.readouterr()
+    out, err = cli("runs")
     assert rows_of(out)[0]["train"] == "5.00"
     assert "runs/a: seed 1 of ppo is also in runs/b; skipped" in err
 
 
-def test_the_last_evaluation_of_a_run_stands_in_the_table(capsys):
+def test_the_last_evaluation_of_a_run_stands_in_the_table(cli):
     """--eval-every also evaluates at the end. Without any, a line under the table says why."""
     folder = write_run("runs/a", returns=[1] * 100)
-    cli("runs")
-    assert rows_of(capsys.readouterr().out)[0]["eval"] == "-"
+    assert rows_of(cli("runs")[0])[0]["eval"] == "-"
     (folder / "progress.csv").write_text("step,time,eval_ret_mean\n500,3,1\n1000,6,4.5\n")
     for steps, final in ((900, "4.50"), (1000, "7.00")):        # 900: of before a resume
         (folder / "result.json").write_text(json.dumps({"eval": [7.0], "steps": steps}))
-        cli("runs")
-        assert rows_of(capsys.readouterr().out)[0]["eval"] == final
+        assert rows_of(cli("runs")[0])[0]["eval"] == final
 
 
 # ---- Curves
@@ -220,7 +221,7 @@ def test_curves_are_interpolated_and_cut_to_what_all_seeds_have():
     ([1000, 1000, 1000, 20], [1, 2, 3], 1000),      # one has crashed
     ([1000, 990, 20, 10], [1], 1000),               # others are still on their way
     ([500, 460, 440, 10], [1, 2], 460)])            # nobody has finished
-def test_a_line_is_of_the_seeds_that_have_come_as_far(ends, drawn, length, capsys):
+def test_a_line_is_of_the_seeds_that_have_come_as_far(ends, drawn, length, capsys, cli):
     """A seed that crashed at once would cut the line of all others, and smooth it over nothing."""
     for seed, end in enumerate(ends, 1):
         write_run(f"runs/{seed}", seed=seed, returns=range(end // 10))
@@ -234,8 +235,7 @@ def test_a_line_is_of_the_seeds_that_have_come_as_far(ends, drawn, length, capsy
     assert fig.axes[0].lines[0].get_label() == f"ppo (seeds: {len(drawn)})"
     assert fig.axes[0].lines[0].get_xdata()[-1] == length
     assert "mean of " in fig.axes[0].get_title()
-    cli("runs")
-    assert capsys.readouterr().out.count("| Hopper-v4 |") == (1000 in ends)
+    assert cli("runs")[0].count("| Hopper-v4 |") == (1000 in ends)
 
 
 # ---- Statistics and tables
@@ -259,40 +259,36 @@ def test_interval_of_an_improvement_is_stratified():
     np.testing.assert_allclose(ends, expected / 2)
 
 
-def test_the_table_and_its_marks(capsys):
+def test_the_table_and_its_marks(cli):
     write_lines(ppo=[900, 10, 20, 30, 40, 50], sac=[2])
     for run in ("ppo1", "sac1"):                    # the other seeds of ppo have no evaluation
         Path(f"runs/Hopper-v4/{run}/result.json").write_text('{"eval": [7, 8], "steps": 1000}')
-    cli("runs")
-    first, second = rows_of(capsys.readouterr().out)
+    first, second = rows_of(cli("runs")[0])
     assert re.fullmatch(r"175 \[[23]\d\.\d, [3-6]\d\d\]", first["train"])
     assert first | {"train": 0} == {"panel": "Hopper-v4", "line": "ppo", "steps": "1,000",
                                     "seeds": "6", "train": 0, "eval": "-"}
     assert (second["seeds"], second["train"], second["eval"]) == ("1*", "2.00", "7.50")
-    cli("runs", "--aggregate", "iqm")
-    assert rows_of(capsys.readouterr().out)[0]["train"].startswith("35.0 [")
+    assert rows_of(cli("runs", "--aggregate", "iqm")[0])[0]["train"].startswith("35.0 [")
 
 
 @pytest.mark.parametrize("count, mean", [
     (40, "-"), (50, "47.0"), (1000, "950"), (2000, "1950")])
-def test_the_end_of_a_run_is_its_last_tenth(count, mean, capsys):
+def test_the_end_of_a_run_is_its_last_tenth(count, mean, cli):
     """Its last 100 episodes may be most of a short run, and 4 episodes say nothing."""
     write_run("runs/a", returns=range(count), total_steps=10 * count)
-    cli("runs")
-    out = capsys.readouterr().out
+    out, _ = cli("runs")
     assert rows_of(out)[0]["train"] == mean
     assert "last tenth of the steps, at most 100 of" in out and "-: fewer than 5 episodes" in out
 
 
-def test_compare_answers_in_the_direction_asked(capsys):
+def test_compare_answers_in_the_direction_asked(cli):
     write_lines(ppo=[35, 35, 35, 5, 12], my_ppo=[10, 20, 30, 40, 50])
     write_lines("Swimmer-v4", ppo=range(9), my_ppo=range(100, 104))
     write_lines("Walker2d-v4", ppo=[7] * 5, my_ppo=range(10, 15))
     for k, ret in enumerate((1, 2, 3, 4, 5, 6, 7, 8, 9, 9)):    # evaluations tell the opposite
         path = f"runs/Hopper-v4/{'ppo' if k > 4 else 'my_ppo'}{k % 5 + 1}/result.json"
         Path(path).write_text(json.dumps({"eval": [ret]}))
-    cli("runs", "--compare", "my_ppo", "ppo")
-    _, said = capsys.readouterr().out.split("\n\n")
+    _, said = cli("runs", "--compare", "my_ppo", "ppo")[0].split("\n\n")
     hopper, swimmer, walker, every = rows_of(said)
     assert list(hopper) == ["P(my_ppo > ppo)", "seeds", "train", "eval"]
     assert hopper["P(my_ppo > ppo)"] == "Hopper-v4" and hopper["eval"] == "0.00"
@@ -304,7 +300,7 @@ def test_compare_answers_in_the_direction_asked(capsys):
                                    "train": "0.87", "eval": 0}
 
 
-def test_compare_says_nothing_of_two_seeds_or_of_half_a_run(capsys):
+def test_compare_says_nothing_of_two_seeds_or_of_half_a_run(cli):
     """A change that learns faster and ends lower has the higher mean over the whole run."""
     write_lines(ppo=[1, 2, 3], sac=[2, 9])
     write_lines("Swimmer-v4", ppo=[6, 7, 8])
@@ -312,19 +308,17 @@ def test_compare_says_nothing_of_two_seeds_or_of_half_a_run(capsys):
         write_run(f"runs/fast{seed}", env="Swimmer-v4", algo="sac", seed=seed,
                   returns=[9] * 80 + [5] * 20)
     write_run("runs/cut", algo="sac", seed=3, returns=[9] * 99)
-    cli("runs", "--compare", "ppo", "sac")
-    out, err = capsys.readouterr()
+    out, err = cli("runs", "--compare", "ppo", "sac")
     assert [row["seeds"] for row in rows_of(out)[:2]] == ["3", "2*"]
     hopper, swimmer, _ = rows_of(out.split("\n\n")[1])
     assert (hopper["seeds"], hopper["train"], swimmer["train"]) == ("3, 2", "-", "1.00")
     assert "runs/cut: unfinished, at step 990 of 1,000" in err
 
 
-def test_published_results_are_in_the_table_and_drawn(capsys, monkeypatch):
+def test_published_results_are_in_the_table_and_drawn(cli, monkeypatch):
     for algo in ("ppo", "mine"):
         write_run(f"runs/{algo}", env="HalfCheetah-v4", algo=algo, steps=1_001_472, total_steps=1e6)
-    cli("runs", "--anchors")
-    mine, ours = rows_of(capsys.readouterr().out)
+    mine, ours = rows_of(cli("runs", "--anchors")[0])
     assert mine["best in anchors.csv"] == "-"
     assert ours["best in anchors.csv"].startswith("2906 (CleanRL ")
     (ax,) = figure(anchors=True).axes
@@ -398,7 +392,7 @@ def test_the_legend_is_outside_the_panels_and_fits(envs, lines):
 
 @pytest.mark.parametrize("name, start", [
     ("a.svg", b"<?xml"), ("a.pdf", b"%PDF-"), ("a.png", b"\x89PNG")])
-def test_the_same_data_give_the_same_file(name, start):
+def test_the_same_data_give_the_same_file(name, start, cli):
     write_lines(ppo=[1, 2])
     cli("runs", "--out", name)
     first = Path(name).read_bytes()
@@ -406,7 +400,7 @@ def test_the_same_data_give_the_same_file(name, start):
     assert Path(name).read_bytes() == first and first.startswith(start)
 
 
-def test_no_picture_of_another_command_is_overwritten(capsys):
+def test_no_picture_of_another_command_is_overwritten(cli):
     write_lines(ppo=[1, 2])
     Path("curves-2.svg").write_bytes(b"somebody's own \xff")
     shutil.copytree("runs", "mine & yours")
@@ -414,8 +408,7 @@ def test_no_picture_of_another_command_is_overwritten(capsys):
                             ("mine & yours", "steps", "curves-4.svg")):
         other = "; curves.svg holds another figure" * (name != "curves.svg")
         for _ in range(2):                          # a command knows its own picture
-            cli(folder, "--x", x)
-            assert capsys.readouterr().err == f"{name} (runs: 2){other}\n"
+            assert cli(folder, "--x", x)[1] == f"{name} (runs: 2){other}\n"
     assert Path("curves-2.svg").read_bytes() == b"somebody's own \xff"
     Path("curves-5.svg").mkdir()
     with pytest.raises(SystemExit, match="2"):
@@ -445,15 +438,14 @@ def test_what_cannot_be_read_is_named_and_skipped(name, text, said, capsys):
     assert line.startswith(f"skipped; {said}") and line.endswith(": runs/bad2, runs/bad3")
 
 
-def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
+def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(cli):
     """Behaviour cloning trains without episodes. It has evaluations and losses."""
     folder = write_run("runs/1", algo="bc", returns=[], steps=1000)
     (folder / "result.json").write_text('{"eval": [4], "steps": 1000}')
     (folder / "episodes.csv").write_text("step,time,env,ep_ret,ep_len\n")
     (run,) = plot.load(asked(y="kl"))
     assert list(run.y) == [0.5, 0.25] and run.end == 1000 and np.isnan(run.train)
-    cli("runs", "--y", "kl")
-    (row,) = rows_of(capsys.readouterr().out)
+    (row,) = rows_of(cli("runs", "--y", "kl")[0])
     assert (row["train"], row["eval"]) == ("-", "4.00")
 
 
@@ -466,7 +458,7 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
     (["runs", "--rows", "nums"], "error: --rows nums: no such setting; there are algo env lr"),
     (["runs", "--compare", "ppo", "sac"], "ppo sac: no panel has finished runs of both; ppo"),
 ])
-def test_status_two_and_one_message(args, said, capsys):
+def test_status_two_and_one_message(args, said, cli, capsys):
     Path("empty").mkdir()
     write_run("runs/a")
     write_run("runs/b", seed=2)
