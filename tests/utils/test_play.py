@@ -60,6 +60,8 @@ def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys)
         returns = evaluate(play.load_agent(run, **kwargs), cfg, 3, seed)[0]
         assert np.allclose(shown, returns, rtol=1e-5)
     assert not np.allclose(shown, evaluate(play.load_agent(run), cfg, 3, seed)[0])
+    (run / "best.pt").unlink()
+    refused(play.load_agent, run, best=True, says="--best: .* --eval-every writes one")
 
 
 def test_a_policy_without_spaces_loads_by_its_environment(run):
@@ -240,19 +242,17 @@ def test_neither_long_films_nor_many_episodes_fill_memory(trained, monkeypatch):
 
 
 def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
-    """A disk without space, a package that is not installed."""
-    asked = play.Play(str(trained["Pendulum-v1"][0]), 1, video="run.mp4")
+    """A disk without space, a package that is not installed. A .gif needs no FFmpeg."""
+    run = str(trained["CartPole-v1"][0])
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", shutil.which("false"))
+    asked = play.Play(run, 1, video="run.mp4")
     refused(play.main, asked, says="--video run.mp4 cannot be written")
-
-
-@pytest.mark.parametrize("package", ["imageio", "imageio_ffmpeg"])
-def test_a_missing_package_is_named_with_a_command(trained, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)             # any import of it now fails
-    asked = play.Play(str(trained["CartPole-v1"][0]), 1, video="run.mp4")
-    refused(play.main, asked, says=rf"{package}.*It needs pip install 'imageio")
-    if package == "imageio_ffmpeg":                             # which a .gif does without
-        play.main(play.Play(str(trained["CartPole-v1"][0]), 1, video="run.gif"))
+    for package in ("imageio_ffmpeg", "imageio"):
+        monkeypatch.setitem(sys.modules, package, None)         # any import of it now fails
+        refused(play.main, asked, says=rf"{package}.*It needs pip install 'imageio")
+        if package == "imageio_ffmpeg":
+            play.main(play.Play(run, 1, video="run.gif"))
+            Path("run.gif").unlink()
 
 
 def test_an_atari_video_shows_the_game_that_the_agent_plays(monkeypatch):
@@ -315,8 +315,3 @@ def test_mujoco_is_drawn_without_a_display():
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
     assert "MUJOCO_GL: nonsense" in failed.stderr
     assert sorted(os.listdir()) == ["run", "run.mp4"]
-
-
-def test_best_without_evaluations_names_the_flag(run):
-    (run / "best.pt").unlink()
-    refused(play.load_agent, run, best=True, says="--best: .* --eval-every writes one")

@@ -56,21 +56,14 @@ def test_what_an_environment_draws_by_global_generators_goes_on(capsys):
 def test_when_it_saves():
     with start(Config(total_steps=1e6)) as log:
         assert saved("run")[0] == 0                                 # --resume works at once
-        log.advance(100)
-        assert saved("run")[0] == 100                               # the first report
-        log.advance(100)
-        assert saved("run")[0] == 100
-        log.saved -= 61
-        log.advance(100)
-        assert saved("run")[0] == 300                               # a minute after the last
-        log.saved, log.save_seconds = log.saved - 61, 10.0          # a replay buffer: slower
-        log.advance(100)
-        assert saved("run")[0] == 300
-        log.saved -= 140
-        log.advance(100)
-        assert saved("run")[0] == 500
-        log.advance(10**6)
-        assert saved("run")[0] == log.step                          # the end
+        for steps, seconds, took, step in (
+                (100, 0, 0, 100),                                   # the first report
+                (100, 0, 0, 100), (100, 61, 0, 300),                # a minute after the last
+                (100, 61, 10, 300), (100, 201, 10, 500),            # a replay buffer: slower
+                (10**6, 0, 0, 10**6 + 500)):                        # the end
+            log.saved, log.save_seconds = time.perf_counter() - seconds, took
+            log.advance(steps)
+            assert saved("run")[0] == step
 
 
 @pytest.mark.parametrize("killed_by", ["open", "save_policy", "save_resume"])
