@@ -227,13 +227,9 @@ def numbered(number):
                            for name, x in vars(make_rollout(acer, agent)).items()})
 
 
-def make_buffer(device="cpu"):
-    """A buffer for three rollouts of 24 steps."""
-    return acer.ReplayBuffer(80, SPACES["discrete"][0], torch.device(device))
-
-
 def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
-    buffer = make_buffer()
+    buffer, other = (acer.ReplayBuffer(80, SPACES["discrete"][0], torch.device(device))
+                     for device in ("cpu", "meta"))             # for three rollouts of 24 steps
     for number in range(5):
         buffer.add(numbered(number))
         held = {int(buffer.sample().rew[0, 0]) for _ in range(60)}
@@ -242,6 +238,8 @@ def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
     assert all(abs(drawn.count(number) - 1000) < 120 for number in (2, 3, 4))
     for x in vars(buffer.sample()).values():
         assert len(x.unique()) == 1                             # all columns are of one rollout
+    other.load_state_dict(buffer.state_dict())
+    assert {x.device.type for x in vars(other.sample()).values()} == {"meta"}   # its own device
 
 
 # ---- Whole runs
@@ -320,13 +318,6 @@ def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
         close(metrics["ratio"], torch.ones(24), rtol=1e-3)
         assert all(x.isfinite().all() for x in metrics.values())
         assert flat(agent.parameters()).isfinite().all()
-
-
-def test_a_buffer_is_restored_onto_its_own_device():
-    first, second = make_buffer(), make_buffer("meta")
-    first.add(numbered(1))
-    second.load_state_dict(first.state_dict())
-    assert {x.device.type for x in vars(second.sample()).values()} == {"meta"}
 
 
 def test_the_buffer_tells_the_memory_of_obs_and_next_obs_and_refuses_one_without_end(capsys):

