@@ -8,6 +8,7 @@ import runpy
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -111,16 +112,11 @@ def test_every_kind_of_value():
 # ---- What is wrong is named
 
 @pytest.mark.parametrize("args,said", [
-    ("--title 3", "there is no flag --title; --help lists the flags$"),
-    ("3", "3 belongs to no flag; "), ("--seed 1 2", "2 belongs to no flag; "),
-    ("--norm-obs True", "True belongs to no flag; what is on or off takes no value"),
-    ("--device gpu --seed 3", ".*'gpu' .*'--device'.*'auto', 'cpu', 'cuda'"),
-])
-def test_what_an_algorithm_does_not_have(args, said):
-    refused(parse, ppo.Config, "", args.split(), says=f"^{said}")
-
-
-@pytest.mark.parametrize("args,said", [
+    ("ppo --title 3", "there is no flag --title; --help lists the flags$"),
+    ("ppo 3", "3 belongs to no flag; "), ("ppo --seed 1 2", "2 belongs to no flag; "),
+    ("ppo --norm-obs True", "True belongs to no flag; what is on or off takes no value"),
+    ("ppo --device gpu --seed 3", ".*'gpu' .*'--device'.*'auto', 'cpu', 'cuda'"),
+    ("play --seed 1", "Missing .*: RUN .*a run d"),
     ("--lr x", "--lr: .*'x'$"), ("--lr=", "--lr: .*''$"), ("--lr", ".*'--lr'"),
     ("--number 1e-3", "--number: .*'1e-3'"), ("--number inf", "--number: .*'inf'"),
     ("--smooth 5", ".*'5' .*'--smooth'.*'1', '10'"), ("--pair x", ".*'--pair'. Expected 2 values"),
@@ -131,12 +127,12 @@ def test_what_an_algorithm_does_not_have(args, said):
     ("--no-lr", "there is no flag --no-lr"), ("--run x", "there is no flag --run"),
 ])
 def test_what_is_wrong_is_named(args, said, capfd):
-    refused(read, *args.split(), says=f"^{said}")
+    """Of an algorithm, of a program that needs a word, and of `Words`."""
+    first, *rest = args.split()
+    ask = {"ppo": partial(parse, ppo.Config, "", rest),
+           "play": partial(read_command, play.Play, "", "play", rest)}
+    refused(ask.get(first, partial(read, *args.split())), says=f"^{said}")
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_program_that_needs_a_word_says_which():
-    refused(read_command, play.Play, "", "play", ["--seed", "1"], says="^Missing .*: RUN .*a run d")
 
 
 @pytest.mark.parametrize("given,meant", [
