@@ -9,10 +9,9 @@ from torch.nn.utils import parameters_to_vector as flat
 from algos import acer
 from tests import onpolicy
 from tests.algos.test_contract import watch
-from tests.helpers import bare, close, copies, gradients, noted, refused, rows, same, vec
+from tests.helpers import agent_for, bare, close, copies, gradients, noted, refused, rows, same, vec
 from tests.onpolicy import (
     SPACES, Descent, learn, losses, make_config, make_optimizers, make_rollout)
-from utils.envs import make_envs
 
 every_kind = pytest.mark.parametrize("kind", ["discrete", "images"])
 SMALL = {"buffer_size": 72, "replay_ratio": 2, "ent_coef": 0.1}     # three rollouts of 24 steps
@@ -84,7 +83,7 @@ def targets(agent, rollout):
     return q.float(), ret.float(), val.float()
 
 
-# ---- Retrace
+# ---- Retrace and the loss
 
 @every_kind
 @pytest.mark.parametrize("lam", [1.0, 0.8])
@@ -99,8 +98,6 @@ def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
     close(got_q, q, rtol=1e-4, atol=1e-5)
     close(got, ret, rtol=1e-4, atol=1e-5)
 
-
-# ---- The loss
 
 def test_infinite_and_vanishing_ratios_give_finite_weights():
     policy = Categorical(logits=vec((0, -200, -300)))
@@ -218,7 +215,7 @@ def test_metrics_are_of_the_policy_of_now_and_the_probabilities_of_then():
     assert torch.equal(rollout.log_mu, kept)
 
 
-# ---- The replay buffer
+# ---- The replay buffer, and whole runs
 
 def numbered(number):
     """A rollout whose numbers are all `number`."""
@@ -242,8 +239,6 @@ def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
     assert {x.device.type for x in vars(other.sample()).values()} == {"meta"}   # its own device
 
 
-# ---- Whole runs
-
 def watched(**settings):
     """Train. Return (rollout, metrics) of every update."""
     seen = watch("acer", config(env="CartPole-v1", run_dir="run", **settings))
@@ -256,11 +251,10 @@ def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
     seen = watched(total_steps=240, lr=0.05, seed=3)
     new, old, older = seen[::3], [each for i, each in enumerate(seen) if i % 3], 0
     assert len(new) == 10 and len(old) == 20
-    envs = make_envs(config(env="CartPole-v1"), 1)
     for i, (rollout, metrics) in enumerate(new):
         assert (metrics["ratio"] - 1).abs().max() < 1e-5
         assert not rollout.log_mu.requires_grad                 # a buffer of graphs would grow
-        agent = acer.Agent(envs.single_observation_space, envs.single_action_space, config())
+        agent = agent_for(acer, config(env="CartPole-v1"))
         agent.load_state_dict(acted[i])
         policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
         close(rollout.log_mu.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)

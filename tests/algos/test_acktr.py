@@ -38,7 +38,7 @@ def factors(agent, obs, times=1):
     return dict(zip(optimizer.layers, optimizer.fishers))
 
 
-# ---- Outputs that the agent draws itself
+# ---- A batch's factors, caught by hooks, of outputs that it draws
 
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 def test_the_last_factors_are_those_of_the_distributions(kind):
@@ -54,8 +54,6 @@ def test_the_last_factors_are_those_of_the_distributions(kind):
     close(found[agent.actor[-1]].S, expected, rtol=0.03, atol=0.02)
     close(found[agent.critic[-1]].S, vec((1,)), rtol=0.03)
 
-
-# ---- A batch's factors, caught by hooks
 
 def seen_by(layer, inputs, grad_out):
     """A LayerFisher whose hook has seen a pass through the layer, and one update."""

@@ -730,8 +730,6 @@ def test_settings_with_bounds_of_their_own_are_refused(name, settings, says):
     assert refused(lambda: module(name).Config(**settings)).startswith(says)
 
 
-# ---- Any configuration
-
 VALUES = {int: (0, 1, 2, 3, 8, 24, -1), float: (0.0, 1e-3, 0.5, 1.0, 1.5, -0.1),
           bool: (True, False)}
 

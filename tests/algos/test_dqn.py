@@ -69,7 +69,7 @@ def test_each_environment_draws_for_itself(algo):
     assert alike[(pairs > 0).all(1)].float().mean() < 0.05
 
 
-# ---- The agent
+# ---- The agent and its loss
 
 def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
     space = Box(0, 255, (3,), np.uint8)
@@ -80,8 +80,6 @@ def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
     close(agent.critic(torch.as_tensor(obs)), agent.critic(torch.tensor([[200.0, 3, 70]])))
     assert agent.act(obs).shape == (1,)
 
-
-# ---- The loss and its gradient
 
 @each_alone
 @pytest.mark.parametrize("double", [True, False])

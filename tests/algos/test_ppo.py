@@ -88,7 +88,7 @@ def test_norm_adv_normalizes_each_minibatch(minibatch):
         close(call.adv, (own - own.mean()) / own.std(correction=0), rtol=1e-4, atol=1e-5)
 
 
-# ---- Steps and metrics
+# ---- Steps and metrics, also against stable-baselines3
 
 @every_kind
 def test_metrics_say_what_happened(kind):
@@ -108,8 +108,6 @@ def test_metrics_say_what_happened(kind):
         close(metrics[name], torch.stack([each[name] for each in told]).detach(), rtol=1e-4)
     assert metrics["grad_norm"].shape == (12,)
 
-
-# ---- stable-baselines3
 
 def drifted(batch):
     """Return a minibatch of another old policy, so that ratios leave the range at once."""

@@ -30,7 +30,7 @@ def int_values(agent, raw_obs):
     return agent.int_value(agent.encoder(agent.normalize_obs(raw_obs)))
 
 
-# ---- Novelty
+# ---- Novelty, and the stream of rewards for it
 
 def test_novelty_by_hand():
     """The mean over features of squared differences, and its gradient is the predictor's alone."""
@@ -75,8 +75,6 @@ def test_networks_see_inputs_normalised_by_statistics_of_their_own_up_to_5(kind)
             close(found, net[1](wanted))
 
 
-# ---- The intrinsic reward
-
 @every_kind
 def test_intrinsic_rewards_by_numpy(kind):
     """In three rollouts. Statistics are of all successors so far, also before the first reward."""
@@ -110,8 +108,6 @@ def test_intrinsic_rewards_by_numpy(kind):
         for name, value in vars(plain(rollout)).items():
             assert torch.equal(getattr(found, name), value)
 
-
-# ---- Its stream
 
 @every_kind
 @pytest.mark.parametrize("gamma,lam", [(0.9, 0.8), (0.99, 1.0), (0.5, 0.0)])
@@ -202,8 +198,6 @@ def test_the_losses_of_both_critics_count_alike():
         columns = vars(batch) | {"int_ret": column(7, 3)}
         plain_algo.rnd_loss(agent, plain_algo.Minibatch(**columns))
 
-
-# ---- What the predictor learns
 
 @every_kind
 @pytest.mark.parametrize("share,count", [(1.0, 3), (0.5, 2), (0.01, 1)])

@@ -44,7 +44,7 @@ def make_batch(kind="vector"):
     return rainbow.Transitions(obs, act, rew, discount, next_obs, torch.arange(32), weight)
 
 
-# ---- n steps
+# ---- The buffer: n steps and priorities
 
 def walk(start, log, n_step, gamma):
     """(return, discount, number of the last transition) from one transition on, by a loop."""
@@ -88,8 +88,6 @@ def test_targets_add_up_the_steps_of_one_episode_in_one_environment():
 
     check()
 
-
-# ---- Priorities
 
 def test_rows_are_drawn_by_priority_and_weighed_against_it():
     buffer = make(10)

@@ -86,7 +86,7 @@ def test_an_action_of_probability_0_leaves_all_finite():
     assert loss.isfinite() and grad.isfinite().all()
 
 
-# ---- The temperature
+# ---- The temperature, and updates
 
 @pytest.mark.parametrize("ratio,entropy,derivative", [
     (0.5, math.log(4), 0.5 * math.log(4)), (0.5, 0.0, -0.5 * math.log(4)),
@@ -112,8 +112,6 @@ def test_a_fixed_temperature_stays_and_may_be_0():
     assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
     assert agent.alpha() == 0 and agent.log_alpha == -0.5 and optimizers["alpha"].steps == 0
 
-
-# ---- update
 
 def test_five_updates_are_those_of_torchs_adam():
     """In float64: critics first, then the actor by them, then alpha; last, the targets follow."""

@@ -193,8 +193,6 @@ def test_a_run_that_has_not_reported_takes_the_new_code(edit):
     assert KEPT.read_text() == "x = 2\n" and len(rows("run")) == 8
 
 
-# ---- config.json names a commit
-
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
 def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
     """And outside of a repository there is none."""

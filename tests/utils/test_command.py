@@ -92,7 +92,7 @@ def read(*args):
     return read_command(Words, "", "words", args)
 
 
-# ---- What is right passes
+# ---- What is right passes, and what is wrong is named
 
 def test_every_kind_of_value():
     assert read() == Words(())
@@ -108,8 +108,6 @@ def test_every_kind_of_value():
         num_envs=4, env_kwargs='{"a": -1}')
     assert parse(ppo.Config, "", ["--no-norm-obs"]).norm_obs is False  # which is on by default
 
-
-# ---- What is wrong is named
 
 @pytest.mark.parametrize("args,said", [
     ("ppo --title 3", "there is no flag --title; --help lists the flags$"),

@@ -169,8 +169,6 @@ def test_one_scale_of_rewards(make, message):
     assert set(rew) <= {*env.compute_reward(goal, other, NO_INFO), 0.0}
 
 
-# ---- gymnasium-robotics
-
 # Not importorskip: the import prints notes, which `make_envs` keeps off the screen.
 robotics = pytest.mark.skipif(importlib.util.find_spec("gymnasium_robotics") is None,
                               reason="needs the extra: pip install -e '.[robotics]'")

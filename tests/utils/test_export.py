@@ -11,10 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from algos import ppo, ppo_lstm
 from tests import registry
-from tests.helpers import refused
+from tests.helpers import agent_for, refused
 from tests.house.tree import ROOT
 from utils import export, play
-from utils.envs import make_envs
 from utils.spaces import FlatBox, Numbered, Parts
 
 pytest.importorskip("onnxscript")
@@ -103,15 +102,8 @@ REST = sorted(registry.ALGOS.keys() - set(OWN))
 
 @pytest.mark.parametrize("names", [OWN, pytest.param(REST, marks=pytest.mark.slow)], ids=len)
 def test_every_algorithm_acts_as_predict_does(names):
-    agents = []
-    for name in names:
-        for kind in registry.ALGOS[name].takes.split()[:1]:
-            cfg = registry.config(name, kind=kind)
-            envs = make_envs(cfg, 1)
-            agents.append(registry.module(name).Agent(
-                envs.single_observation_space, envs.single_action_space, cfg))
-            envs.close()
-    check_equals_predict(agents)
+    check_equals_predict([
+        agent_for(registry.module(name), registry.config(name)) for name in names])
 
 
 def test_every_space_is_taken_as_the_environment_has_it():

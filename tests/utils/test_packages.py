@@ -60,7 +60,7 @@ def test_a_reward_is_one_number(monkeypatch):
             assert vector.step(vector.action_space.sample())[1].tolist() == [0.5]
 
 
-# ---- Observations of parts that are no numbers
+# ---- Spaces
 
 class Mission(Space):
     """A kind that Gymnasium does not know, as minigrid's."""
@@ -88,8 +88,6 @@ def test_a_dict_with_a_text_is_played_without_it(capsys):
     for nothing in (MISSION, Dict(a=Text(5)), Tuple((TWO, MISSION))):
         refused(agent_for, ppo, uneven(nothing, TWO), says="observation space")
 
-
-# ---- Boxes of actions and of images
 
 MOST, HALF = np.finfo(np.float32).max, np.finfo(np.float16).max
 
