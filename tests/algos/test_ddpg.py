@@ -5,7 +5,7 @@ from stable_baselines3 import DDPG, TD3
 
 from algos import crossq, ddpg, sac, sac_discrete, sac_her, td3
 from tests import helpers, offpolicy
-from tests.helpers import bare, close, give, name_of, quick
+from tests.helpers import bare, close, give, name_of, noted, quick
 from tests.offpolicy import make_agent, make_batch, make_optimizers, noise_is, update
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=name_of)
@@ -88,9 +88,7 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(algo, monkeypatch
 def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeypatch):
     sources = []
     for name in ("act", "random_act"):
-        function = getattr(algo.Agent, name)
-        monkeypatch.setattr(algo.Agent, name, lambda *args, name=name, function=function, **kwargs:
-                            sources.append(name) or function(*args, **kwargs))
+        noted(monkeypatch, algo.Agent, name, lambda *_, name=name: sources.append(name))
     env = "CartPole-v1" if algo is sac_discrete else "tasks:Line-v0"
     algo.train(quick(algo, env, num_envs=2, start_steps=40))
     assert sources == 20 * ["random_act"] + 40 * ["act"]

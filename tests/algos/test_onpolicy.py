@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings as how, strategies as st
 
 from algos import a2c, ppo, ppo_popart
-from tests.helpers import LOG_2PI, bare, close, copies, moved, vec
+from tests.helpers import LOG_2PI, bare, close, copies, moved, noted, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, every_kind, learn,
     make_agent, make_config as config, make_rollout, parameters, targets, tiny_agent)
@@ -246,25 +246,19 @@ def test_the_entropy_is_that_of_the_policy_that_acted_in_all_states(name, kind):
 @every_kind
 def test_value_steps_are_on_rows_of_the_whole_rollout(name, kind, monkeypatch):
     """With images, they train all of the critic's own encoder."""
-    algo, given, losses = ALGOS[name], [], []
+    algo, shown = ALGOS[name], []
     agent = make_agent(algo, kind, minibatch_size=8, v_steps=30)
-    rollout, plain = make_rollout(algo, agent), algo.value_loss
+    rollout = make_rollout(algo, agent)
     _, ret = targets(algo, agent, rollout)
     inputs = agent.normalize_obs(rollout.obs).flatten(0, 1)
     before = [param.clone() for param in agent.critic.parameters()]
 
-    def noting(val, ret):
-        given.append((seen_by_critic[-1], ret))
-        losses.append(plain(val, ret))
-        return losses[-1]
-
-    monkeypatch.setattr(algo, "value_loss", noting)
-    seen_by_critic = []
-    agent.critic.register_forward_pre_hook(lambda _, inputs: seen_by_critic.append(inputs[0]))
+    agent.critic.register_forward_pre_hook(lambda _, inputs: shown.append(inputs[0]))
+    given = noted(monkeypatch, algo, "value_loss", lambda *pair: (shown[-1], *pair))
     metrics = learn(algo, agent, rollout, lr=1e-2)[1]
     assert not any(map(torch.equal, before, agent.critic.parameters()))
     seen = torch.zeros(24)
-    for rows, rets in given:
+    for rows, _, rets in given:
         equal = (rows[:, None] == inputs).flatten(2).all(-1)
         assert (equal.sum(1) == 1).all() and not rows.requires_grad
         at = equal.int().argmax(1)
@@ -272,6 +266,7 @@ def test_value_steps_are_on_rows_of_the_whole_rollout(name, kind, monkeypatch):
         assert len(set(at.tolist())) == 8                       # none twice in a minibatch
         seen[at] += 1
     assert len(given) == 30 and seen.min() > 0 and seen.std() > 0
+    losses = [(val - rets).square().mean() for _, val, rets in given]
     close(metrics["v_loss"], torch.stack(losses).detach())
 
 

@@ -12,7 +12,6 @@ from algos import ppo
 from tests import registry
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
 from tests.helpers import refused, saved, steps
-from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.directory import replaced_files
 from utils.run.command import flag
@@ -71,11 +70,11 @@ def test_a_directory_that_holds_a_run(run):
 def test_a_run_that_never_reported_is_replaced(run):
     """As after a mistake in the first step of an environment. A later checkpoint is something."""
     (run / "progress.csv").unlink()
-    with pytest.raises(UsageError, match="run holds a run already"):
-        ppo.train(ppo.Config(run_dir="run", **TINY))            # there is resume-64
+    again = ppo.Config(run_dir="run", **TINY)
+    refused(ppo.train, again, says="run holds a run already")   # there is resume-64
     os.rename(run / "resume-64", run / "resume-0")
     (run / "notes").touch()
-    ppo.train(ppo.Config(run_dir="run", **TINY))
+    ppo.train(again)
     assert steps("run") == [64] and (run / "notes").exists() and not (run / "resume-0").exists()
 
 
@@ -166,8 +165,7 @@ def test_a_switch_is_no_text_from_python():
     for name in ("norm_adv", "resume"):                         # also one of RunConfig
         cfg = ppo.Config()
         vars(cfg)[name] = "False"                               # beartype would refuse it before
-        with pytest.raises(UsageError, match=f"{flag(name)} is 'False'; it takes True or False"):
-            check_settings(cfg)
+        refused(check_settings, cfg, says=f"{flag(name)} is 'False'; it takes True or False")
 
 
 def test_a_run_too_short_to_learn_says_so(capsys):

@@ -57,8 +57,7 @@ from utils.wrappers import OwnStep, success as success_of
 ])
 def test_unusable_environments(env, kwargs, message, capsys):
     """Before anything is said."""
-    with pytest.raises(UsageError, match=message):
-        make_envs(Config(env=env, env_kwargs=kwargs), 1)
+    refused(make_envs, Config(env=env, env_kwargs=kwargs), 1, says=message)
     assert capsys.readouterr().out == ""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import mpiexec, not_on_windows, refused, rows, run, saved
+from tests.helpers import mpiexec, noted, not_on_windows, refused, rows, run, saved
 from tests.toy import Agent, Config, Stop, Toy, start, train
 from utils.logger import Logger, Table, read_table
 from utils.run import checkpoint, directory, run as run_module
@@ -90,9 +90,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, kille
 
 
 def test_best_policy(monkeypatch):
-    agent, written, save_file = torch.nn.Linear(3, 2), [], checkpoint.save_file
-    monkeypatch.setattr(checkpoint, "save_file", lambda path, payload: (
-        written.append(Path(path).name), save_file(path, payload)))
+    agent = torch.nn.Linear(3, 2)
+    written = noted(monkeypatch, checkpoint, "save_file", lambda path, _: Path(path).name)
     with start(Config(), agent) as log:
         log.advance(100)
         assert not Path("run/best.pt").exists()
@@ -219,10 +218,8 @@ def test_a_second_ctrl_c_ends_at_once():
     (run_module, "lock_and_empty"), (directory, "origin"), (run_module, "write_config")])
 def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(module, where, monkeypatch):
     """Half a directory could be neither resumed nor replaced."""
-    plain = getattr(module, where)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(module, where, lambda *args: (
-            signal.raise_signal(signal.SIGINT), plain(*args))[1])
+        noted(patch, module, where, lambda *_: signal.raise_signal(signal.SIGINT))
         train(Config())
     train(Config(resume=True))
     assert len(rows()) == 8
