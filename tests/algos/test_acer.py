@@ -169,9 +169,12 @@ def test_the_policy_gradient_refuses_columns():
 
 @every_kind
 def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
+    """Its metrics are of the policy of now and the probabilities of then."""
     agent = make_agent(kind, max_grad_norm=0.0)
     rollout = old_rollout(agent)
-    expected = q_batch(agent, rollout)
+    expected, kept = q_batch(agent, rollout), rollout.log_mu.clone()
+    q, ret, _ = targets(agent, rollout)
+    policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
     start = flat(trained(agent))
     calls = losses(monkeypatch, acer, "acer_loss")
     [optimizer] = make_optimizers(acer, agent, Descent)
@@ -182,6 +185,13 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
     assert not batch.ret.requires_grad
     close(start - flat(trained(agent)), 0.1 * optimizer.grad, rtol=1e-3)
     close(metrics["grad_norm"], optimizer.grad.norm())
+    ratio = (policy.log_prob(batch.act) - kept.flatten(0, 1)[range(24), batch.act]).exp()
+    assert (ratio - 1).abs().max() > 0.1
+    close(metrics["ratio"], ratio, rtol=1e-4)
+    close(metrics["q"], q, rtol=1e-4, atol=1e-5)
+    share = 1 - np.var((ret - q).numpy()) / np.var(ret.numpy())
+    close(metrics["explained_variance"], share, rtol=1e-3, atol=1e-4)
+    assert torch.equal(rollout.log_mu, kept)
 
 
 @every_kind
@@ -196,23 +206,6 @@ def test_the_average_begins_as_the_policy_and_follows_its_weights_after_the_step
     new = flat(agent.policy_net().parameters())
     assert len(old) == len(new) and (new - before).abs().max() > 1e-3
     close(flat(agent.policy_avg.parameters()), old + tau * (new - old), rtol=1e-4, atol=1e-6)
-
-
-def test_metrics_are_of_the_policy_of_now_and_the_probabilities_of_then():
-    agent = make_agent(max_grad_norm=0.0)
-    rollout = old_rollout(agent)
-    kept = rollout.log_mu.clone()
-    q, ret, _ = targets(agent, rollout)
-    policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
-    act = rollout.act.flatten()
-    ratio = (policy.log_prob(act) - kept.flatten(0, 1)[range(24), act]).exp()
-    _, metrics = learn(acer, agent, rollout)
-    assert (ratio - 1).abs().max() > 0.1
-    close(metrics["ratio"], ratio, rtol=1e-4)
-    close(metrics["q"], q, rtol=1e-4, atol=1e-5)
-    share = 1 - np.var((ret - q).numpy()) / np.var(ret.numpy())
-    close(metrics["explained_variance"], share, rtol=1e-3, atol=1e-4)
-    assert torch.equal(rollout.log_mu, kept)
 
 
 # ---- The replay buffer, and whole runs

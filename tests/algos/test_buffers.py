@@ -35,14 +35,12 @@ calls = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_si
 
 def make(algo, capacity, kind="vector", device=CPU):
     space = IMAGE if kind == "image" else VECTOR
-    if algo is dqn_per:
-        return algo.PrioritizedBuffer(capacity, space, device)
     if algo is rainbow:                                         # which is filled by one step
         return algo.NStepBuffer(capacity, space, capacity, device)
-    if algo is sac_discrete:
-        return algo.DiscreteBuffer(capacity, space, device)
-    return (algo.ReplayBuffer(capacity, space, device) if algo in (dqn, c51, qr_dqn)
-            else algo.ReplayBuffer(capacity, 3, 2, device))
+    if algo in (ddpg, td3, sac):
+        return algo.ReplayBuffer(capacity, 3, 2, device)
+    names = {dqn_per: "PrioritizedBuffer", sac_discrete: "DiscreteBuffer"}
+    return getattr(algo, names.get(algo, "ReplayBuffer"))(capacity, space, device)
 
 
 def transitions(algo, numbers, kind="vector"):
@@ -144,7 +142,8 @@ def test_priorities_are_those_that_were_set_and_new_rows_have_the_highest():
     @few
     @given(st.integers(3, 20), calls, st.integers(0, 99))
     def check(capacity, calls, seed):
-        rng, buffer, count = np.random.default_rng(seed), make(dqn_per, capacity), 0
+        rng, count = np.random.default_rng(seed), 0
+        buffer = reloaded(make(dqn_per, capacity), make(dqn_per, capacity))     # while it is empty
         plain, highest = np.zeros(capacity), 1.0
         for steps, reload in calls:
             for _ in range(steps):

@@ -27,7 +27,3 @@ def test_a_batch_is_stratified():
         assert (counts[np.arange(40) != 3] <= 2).all()
     first = np.concatenate([buffer.sample(4, 0.5).rows for _ in range(200)])
     assert len(np.unique(first)) == n                           # and anything within a piece
-
-
-def test_a_run_that_was_killed_before_its_first_step_resumes():
-    make(dqn_per, 8).load_state_dict(make(dqn_per, 8).state_dict())

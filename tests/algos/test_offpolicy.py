@@ -38,6 +38,7 @@ def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, mo
 
 @kinds(lambda name: name in OFFPOLICY)
 def test_targets_begin_equal_and_are_networks_of_their_own(name, kind):
+    """And two critics begin different."""
     agent = build(name, config(name, kind=kind))["agent"]
     nets = {each for each, _ in agent.named_children()}
     for each in {each for each in nets if f"{each}_targ" in nets}:
@@ -46,3 +47,6 @@ def test_targets_begin_equal_and_are_networks_of_their_own(name, kind):
         assert len({param.data_ptr() for param in net + targ}) == len(net + targ)
         assert not any(param.requires_grad for param in targ)
     assert "critic_targ" in nets or name == "crossq"
+    two = [getattr(agent.critic, each).parameters() for each in ("q1", "q2")
+           if hasattr(agent.critic, each)]
+    assert not any(torch.isclose(one, other).all() for one, other in zip(*two) if one.ndim > 1)
