@@ -184,8 +184,7 @@ def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch
     for minibatch in calls:
         seen = minibatch.obs
         assert seen.obs.shape[:2] == (4, 2)
-        envs = [int((memory == seen.memory[:, i:i + 1]).all(2).all(0).nonzero())
-                for i in (0, 1)]
+        envs = [int((memory == seen.memory[:, i:i + 1]).all(2).all(0).nonzero()) for i in (0, 1)]
         orders.append(envs)
         assert torch.equal(seen.obs, obs[:, envs])
         assert torch.equal(seen.done, done[:, envs])
@@ -202,8 +201,7 @@ def test_the_kl_is_that_of_the_policy_with_memory():
     rollout, before = make_rollout(ppo_lstm, agent), copy.deepcopy(agent)
     _, metrics = learn(ppo_lstm, agent, rollout, lr=3e-3)
     with torch.no_grad():
-        old, new = [log_prob(each, walk(each, rollout)[0], rollout.act)
-                    for each in (before, agent)]
+        old, new = [log_prob(each, walk(each, rollout)[0], rollout.act) for each in (before, agent)]
     log_ratio = new - old
     close(metrics["kl"], (log_ratio.exp() - 1 - log_ratio).mean(), rtol=1e-3)
     close(metrics["clip_frac"], ((log_ratio.exp() - 1).abs() > 0.2).float().mean())

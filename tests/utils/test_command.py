@@ -186,14 +186,6 @@ def test_check_settings(algo, name, good, bad):
             algo.Config(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["num_envs", "buffer_size"])
-def test_what_ranks_share_divides_by_them(name):
-    two = {"num_procs": 2, "num_envs": 2}
-    ddpg.Config(**two | {name: 6})
-    said = f"{flag(name)} is 7; .* --num-procs, which is 2"
-    refused(ddpg.Config, **two | {name: 7}, says=said)
-
-
 @pytest.mark.parametrize("cores", [1, 6])
 def test_more_threads_than_cores_of_this_process_are_refused(cores, monkeypatch):
     """They hang. The machine may have more cores than the process may use."""
