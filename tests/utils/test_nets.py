@@ -13,8 +13,7 @@ from utils.nets import SquashedGaussian
 def test_densities_and_samples_are_those_of_pytorchs_gaussian(shape):
     loc, other, act = torch.randn(3, 5, 3)
     log_std = torch.randn(shape)
-    ours, theirs = (SquashedGaussian(loc, log_std),
-                    Independent(Normal(loc, log_std.exp()), 1))
+    ours, theirs = SquashedGaussian(loc, log_std), Independent(Normal(loc, log_std.exp()), 1)
     close(ours.log_prob(act), theirs.log_prob(act))
     close(kl_divergence(SquashedGaussian(other, 0.5 * log_std), ours),
           kl_divergence(Independent(Normal(other, (0.5 * log_std).exp()), 1), theirs), rtol=1e-4)
