@@ -15,8 +15,7 @@ from diagnose.envs import Probe
 from tests.envs import HIGH, LOW
 from tests.helpers import (
     bare, close, copies, gradients, make_demos, moved, noted, rows, same, vec, write_demos)
-from tests.onpolicy import (
-    SPACES, Descent, Still, make_config, parameters)
+from tests.onpolicy import SPACES, Descent, Still, make_config, parameters
 from utils.optim import Adam
 
 make_agent = partial(onpolicy.make_agent, gail)

@@ -15,8 +15,6 @@ from utils import mpi
 from utils.evaluate import seed_of
 from utils.run import launch
 
-SLOW = pytest.mark.slow
-
 # What an algorithm file looks like to `mpi`; `mode` says how it goes wrong.
 TOY = '''
 import os, signal, sys, time
@@ -248,9 +246,9 @@ def test_a_rank_that_is_killed_takes_the_other_with_it():
 @not_on_windows("there is no mpich for Windows")
 @pytest.mark.skipif(launch.cores() < 2, reason="--num-procs 2 is refused on one core")
 @pytest.mark.parametrize("send, number, expected", [
-    pytest.param("killpg", signal.SIGINT, 130, marks=SLOW),  # Ctrl-C: to all in the terminal
-    ("kill", signal.SIGTERM, 143),      # `kill PID` to the one process that the user started
-])
+    # Ctrl-C goes to all in the terminal, `kill PID` to the one process that the user started.
+    pytest.param("killpg", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ("kill", signal.SIGTERM, 143)])
 def test_a_signal_leaves_every_rank_the_time_to_save(send, number, expected):
     Path("toy.py").write_text(TOY)
     with subprocess.Popen([sys.executable, "toy.py", "2", "signal"], stdout=subprocess.PIPE,

@@ -3,8 +3,7 @@ import enum
 
 import numpy as np
 import pytest
-from gymnasium.spaces import (
-    Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple)
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
 from utils.run import checkpoint
 from utils.spaces import FlatBox, Numbered, Parts, from_plain, to_plain
