@@ -210,18 +210,13 @@ def test_the_average_begins_as_the_policy_and_follows_its_weights_after_the_step
 
 # ---- The replay buffer, and whole runs
 
-def numbered(number):
-    """A rollout whose numbers are all `number`."""
-    agent = make_agent()
-    return acer.Rollout(**{name: torch.full_like(x, number)
-                           for name, x in vars(make_rollout(acer, agent)).items()})
-
-
 def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
     buffer, other = (acer.ReplayBuffer(80, SPACES["discrete"][0], torch.device(device))
                      for device in ("cpu", "meta"))             # for three rollouts of 24 steps
-    for number in range(5):
-        buffer.add(numbered(number))
+    columns = vars(make_rollout(acer, make_agent()))
+    for number in range(5):                                     # of which all numbers are this one
+        numbers = {name: torch.full_like(x, number) for name, x in columns.items()}
+        buffer.add(acer.Rollout(**numbers))
         held = {int(buffer.sample().rew[0, 0]) for _ in range(60)}
         assert held == set(range(max(0, number - 2), number + 1))
     drawn = [int(buffer.sample().rew[0, 0]) for _ in range(3000)]

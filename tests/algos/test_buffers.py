@@ -310,16 +310,6 @@ def test_frame_ring_saves_its_filled_rows_alone_and_samples_copies(frames):
     assert empty.num_rows == 5                                  # room for a transition
 
 
-def test_frame_ring_has_the_rows_of_the_environment_that_wrote_most():
-    buffer = dqn_atari.FrameBuffer(200, 2, 4, (4, 36, 40), CPU)
-    stacks, none = np.zeros((2, 4, 36, 40), np.uint8), np.zeros(2)
-    for step in range(12):
-        end = np.array([step % 3 == 2, False])
-        buffer.add(obs=stacks, next_obs=stacks, act=none, rew=none, terminated=end, done=end)
-    live = buffer.columns["live"]
-    assert live[:buffer.num_stored].sum() == live.sum() == 24 and buffer.num_stored == 28
-
-
 def test_frame_ring_of_a_million_takes_7_gb_and_what_cannot_fit_is_refused(monkeypatch, capsys):
     """All of it is asked for here; the machine gives a page when something is written there."""
     buffer = dqn_atari.FrameBuffer(1_000_000, 8, 4, (4, 84, 84), CPU)

@@ -69,18 +69,6 @@ def by_hand(agent, prompt, answer):
     return torch.stack(logps)
 
 
-def log_probs(agent):
-    """log pi(answer) of all answers."""
-    return torch.stack([by_hand(agent, PROMPT, answer).sum() for answer in ANSWERS])
-
-
-def batch_of(agent, answers, adv, ref=None, old=None):
-    prompt, answer = tokens(*[PROMPT] * len(answers)), tokens(*answers)
-    with torch.no_grad():
-        logp_old, logp_ref = (grpo.log_prob(each or agent, prompt, answer) for each in (old, ref))
-    return grpo.Batch(prompt=prompt, answer=answer, logp_old=logp_old, logp_ref=logp_ref, adv=adv)
-
-
 def grads(agent, loss):
     return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(agent.parameters()))])
 
@@ -92,7 +80,8 @@ def test_answers_come_as_often_as_they_are_probable():
     answers = agent.act(tokens(*[PROMPT] * 20_000))
     places = {answer: i for i, answer in enumerate(ANSWERS)}
     seen = np.bincount([places[tuple(row)] for row in answers.tolist()], minlength=13) / 20_000
-    close(seen, log_probs(agent).exp().detach(), rtol=0, atol=0.015)
+    probs = [by_hand(agent, PROMPT, answer).sum().exp().item() for answer in ANSWERS]
+    close(seen, probs, rtol=0, atol=0.015)
     best, = agent.act(tokens(PROMPT), deterministic=True).tolist()
     text = [2, 1]
     for token in best:
@@ -143,7 +132,10 @@ def test_the_loss_by_hand(length_norm):
     old = copy.deepcopy(agent)
     old.head.bias.data += vec(0, 0.5, 0, -0.1)
     answers, adv = [(0, 0), (1, 3)], vec(1.5, -1.0)
-    loss, metrics = grpo.grpo_loss(agent, batch_of(agent, answers, adv, ref, old))
+    prompt, answer = tokens(PROMPT, PROMPT), tokens(*answers)
+    with torch.no_grad():
+        logp_old, logp_ref = (grpo.log_prob(each, prompt, answer) for each in (old, ref))
+    loss, metrics = grpo.grpo_loss(agent, grpo.Batch(prompt, answer, logp_old, logp_ref, adv))
     pi_loss, penalty, kl, clipped = 0.0, 0.0, [], []
     for answer, a in zip(answers, adv):
         logp, logp_old, logp_ref = (by_hand(each, PROMPT, answer) for each in (agent, old, ref))

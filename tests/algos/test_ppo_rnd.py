@@ -25,11 +25,6 @@ def plain(rollout):
     return ppo_rnd.Rollout(*(getattr(rollout, each.name) for each in fields(ppo_rnd.Rollout)))
 
 
-def int_values(agent, raw_obs):
-    """Return V_i of raw observations, [T N, ...]."""
-    return agent.int_value(agent.encoder(agent.normalize_obs(raw_obs)))
-
-
 # ---- Novelty, and the stream of rewards for it
 
 def test_novelty_by_hand():
@@ -123,7 +118,8 @@ def test_intrinsic_targets_are_the_double_sum_over_all_ends(kind, gamma, lam):
     steps, envs = rollout.rew.shape
     acted = torch.cat([rollout.obs, rollout.last_obs])          # [T + 1, N, ...]
     with torch.no_grad():
-        val = int_values(agent, acted.flatten(0, 1)).view(steps + 1, envs)
+        inputs = agent.normalize_obs(acted.flatten(0, 1))
+        val = agent.int_value(agent.encoder(inputs)).view(steps + 1, envs)
     adv = torch.zeros(steps, envs)
     for t in range(steps):
         for k in range(t, steps):
