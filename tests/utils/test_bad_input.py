@@ -2,7 +2,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from algos import ppo
 from tests import registry
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
-from tests.helpers import refused, saved, steps
+from tests.helpers import ROOT, refused, run as run_command, saved, steps
 from utils.run import checkpoint
 from utils.run.directory import replaced_files
 from utils.run.command import flag
@@ -145,8 +144,7 @@ def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
 
 
 def test_an_algorithm_that_is_not_there_is_named():
-    done = subprocess.run([sys.executable, "-m", "algos.pppo"], capture_output=True, text=True,
-                          cwd=Path(ppo.__file__).parents[1])
+    done = run_command([sys.executable, "-m", "algos.pppo"], 1, cwd=ROOT)
     assert done.stderr == "error: there is no algos.pppo; python -m algos lists them\n"
 
 
@@ -154,10 +152,9 @@ def test_an_algorithm_that_is_not_there_is_named():
 def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()
-    paths = os.pathsep.join(map(str, (tmp_path, Path(ppo.__file__).parents[1])))
-    done = subprocess.run([sys.executable, "-m", "algos.ppo"], capture_output=True, text=True,
-                          cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths})
-    assert f"Python found {tmp_path / file}" in done.stderr and done.returncode == 1
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    done = run_command([sys.executable, "-m", "algos.ppo"], 1, cwd=tmp_path, env=env)
+    assert f"Python found {tmp_path / file}" in done.stderr
 
 
 def test_a_switch_is_no_text_from_python():
