@@ -46,6 +46,13 @@ def make_batch(kind="vector"):
 
 # ---- The buffer: n steps and priorities
 
+def test_the_buffer_tells_its_memory(capsys):
+    """Eight numbers of 4 bytes (two observations, r, whether terminal), two of 8, one of 1."""
+    columns = make(1_000_000).columns.values()
+    assert sum(column.nbytes for column in columns) == 49_000_000
+    assert capsys.readouterr().out == "replay buffer: 1,000,000 transitions, 49 MB when full\n"
+
+
 def walk(start, log, n_step, gamma):
     """(return, discount, number of the last transition) from one transition on, by a loop."""
     total, discount = 0.0, 1.0
@@ -101,8 +108,9 @@ def test_rows_are_drawn_by_priority_and_weighed_against_it():
     assert (abs(counts - 7200 * priority.numpy() / 36) <= 2).all()      # stratified
     assert torch.equal(batch.rows, batch.obs[:, 0].long())
     close(batch.weight, (1 / priority[batch.rows]) ** 0.5)
-    buffer.add(**transitions(rainbow, [8]))
-    assert buffer.columns["priority"][8] == 8                   # a new row has the highest
+    for number in 8, 9, 10:                                     # the last one overwrites row 0
+        buffer.add(**transitions(rainbow, [number]))
+    assert buffer.columns["priority"][[8, 9, 0]].tolist() == [8] * 3    # new rows have the highest
 
 
 # ---- The loss
