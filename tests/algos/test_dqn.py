@@ -5,12 +5,13 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from scipy import stats
 
-from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
+from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn, rainbow
 from tests.helpers import close, name_of, noted, rows
 from tests.offpolicy import (
     dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
 
-every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51, qr_dqn], ids=name_of)
+CHILDREN = [dqn, dqn_per, dqn_atari, c51, qr_dqn]
+every_child = pytest.mark.parametrize("algo", CHILDREN, ids=name_of)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
     (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
@@ -109,7 +110,7 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
 
 # ---- The loop
 
-@every_child
+@pytest.mark.parametrize("algo", [*CHILDREN, rainbow], ids=name_of)
 @pytest.mark.parametrize("num_envs,update_every,target_every", [
     (2, 3, 7), (7, 3, 2), (5, 1, 12), (3, 4, 25), (1, 10, 3)])
 def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_every, target_every,
@@ -142,3 +143,10 @@ def test_eps_and_beta_follow_the_steps(algo, monkeypatch):
     assert [float(first["eps"]), float(last["eps"])] == pytest.approx([eps[14], eps[24]])
     if betas:
         assert [float(first["beta"]), float(last["beta"])] == pytest.approx([betas[4], betas[14]])
+
+
+def test_rainbows_beta_follows_the_steps(monkeypatch):
+    betas = noted(monkeypatch, rainbow.NStepBuffer, "sample", lambda *args: args[-1])
+    rainbow.train(quick(rainbow, num_envs=4, total_steps=100, update_every=4))
+    assert betas == pytest.approx([0.4 + 0.6 * t / 100 for t in range(40, 100, 4)])
+    assert [float(row["beta"]) for row in rows()] == pytest.approx([betas[4], betas[14]])
