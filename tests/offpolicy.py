@@ -57,6 +57,14 @@ def weights(net):
     return [net] if isinstance(net, nn.Parameter) else list(net.parameters())
 
 
+def through(head, x):
+    """Return the outputs of linear layers, by their weights, with ReLU between them."""
+    *hidden, last = (layer for layer in head if hasattr(layer, "weight"))
+    for layer in hidden:
+        x = (x @ layer.weight.T + layer.bias).clamp(min=0)
+    return x @ last.weight.T + last.bias
+
+
 def gradient_in(net, loss_fn, *args):
     """Return a loss, its metrics, and its gradient in the weights of `net` as one vector."""
     loss, metrics, *_ = loss_fn(*args)

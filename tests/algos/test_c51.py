@@ -8,7 +8,8 @@ from hypothesis import example, given, settings as how, strategies as st
 
 from algos import c51, rainbow
 from tests.helpers import bare, close, name_of, refused, vec
-from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in
+from tests.offpolicy import (
+    dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in, through)
 from utils.optim import Adam
 
 CLEANRL = np.full(51, 1 / 51), np.linspace(-100, 100, 51)       # uniform, in steps of 4
@@ -93,13 +94,14 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
     """And its gradient that of a fit to constants: none reaches the network by the target."""
     agent = make_agent(c51, kind, gamma=0.7, num_atoms=9, v_min=-2.0, v_max=1.0)
     batch, losses, q = make_batch(c51, kind), [], []
+    out = through(agent.critic.head, agent.critic.encoder(batch.obs)).view(32, 4, 9)
+    close(agent.critic(batch.obs), out.log_softmax(-1), rtol=1e-4)
     for k in range(32):
         with torch.no_grad():
             prob = agent.critic_targ(batch.next_obs[k:k + 1])[0].exp().double()
         best = (prob @ agent.atoms.double()).argmax()
         target, _ = projected(batch.rew[k], batch.terminated[k], prob[best], agent.atoms, 0.7)
         logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
-        close(logp.exp().sum(), 1.0)                            # over the atoms of each action
         q.append(logp.exp() @ agent.atoms)
         losses.append(-(torch.from_numpy(target).float() * logp).sum())
     loss = torch.stack(losses).mean()

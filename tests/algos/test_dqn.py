@@ -8,7 +8,7 @@ from scipy import stats
 from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn, rainbow
 from tests.helpers import close, name_of, noted, rows
 from tests.offpolicy import (
-    dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
+    dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat, through)
 
 CHILDREN = [dqn, dqn_per, dqn_atari, c51, qr_dqn]
 every_child = pytest.mark.parametrize("algo", CHILDREN, ids=name_of)
@@ -27,7 +27,7 @@ def test_the_network_has_an_output_for_what_all_actions_share(algo, kind, duelin
         x = (obs if kind == "film" else obs.permute(0, 3, 1, 2)) / 255
         x = torch.nn.Sequential(*agent.critic.encoder)(x)
         assert x.shape == (6, 512)
-    out = agent.critic.head(x)
+    out = through(agent.critic.head, x)
     assert out.shape == (6, outputs)
     expected = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if dueling else out
     close(agent.critic(obs), expected, rtol=1e-4, atol=1e-5)

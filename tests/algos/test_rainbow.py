@@ -12,7 +12,7 @@ from algos import c51, rainbow
 from tests.algos.test_buffers import CPU, reloaded, transitions
 from tests.algos.test_c51 import projected
 from tests.helpers import VECTOR, close
-from tests.offpolicy import dqn_agent, dqn_batch, fits
+from tests.offpolicy import dqn_agent, dqn_batch, fits, through
 from utils.optim import Adam
 
 few = how(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -143,15 +143,21 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
     close(metrics["kl"], [kl for _, kl in losses], rtol=1e-3, atol=1e-5)
 
 
-def test_what_all_actions_share_is_learned_apart():
-    """log p is that of b + A - mean A, for each atom."""
+def test_what_fits_perfectly_can_be_drawn_again():
     agent = without_noise(make_agent(hidden=()))
     layer, = agent.critic.head
     layer.weight.data.zero_()
-    out = torch.randn(5, 9)                                     # b, and A of four actions
-    layer.bias.data.copy_(out.flatten())
-    logits = out[0] + out[1:] - out[1:].mean(0)
-    close(agent.critic(torch.zeros(1, 3))[0], logits.log_softmax(-1))
+    layer.bias.data.zero_()[0] = 1e3                            # the return is surely v_min
+    sure = {"rew": torch.full((32,), -2.0), "discount": torch.zeros(32)}
+    assert (rainbow.critic_loss(agent, replace(make_batch(), **sure))[1]["kl"] > 0).all()
+
+
+def test_what_all_actions_share_is_learned_apart():
+    """From the network's own layers: log p is that of b + A - mean A, for each atom."""
+    agent, obs = without_noise(make_agent()), torch.randn(6, 3)
+    out = through(agent.critic.head, obs).view(6, 5, 9)         # b, and A of four actions
+    logits = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True)
+    close(agent.critic(obs), logits.log_softmax(-1), rtol=1e-4)
 
 
 # ---- Noise
