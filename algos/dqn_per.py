@@ -13,8 +13,8 @@ One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer
-    sample      draw a batch in proportion to p, with its weights w
-    update      once per `update_every` steps, one Adam step on critic_loss
+    sample      once per `update_every` steps, draw a batch in proportion to p
+    update      take an Adam step on critic_loss, with the weights w of the batch
     (rate)      new p for this batch, from the errors that critic_loss saw
     (copy)      once per `target_every` steps, critic_targ <- critic
 
@@ -290,7 +290,8 @@ class PrioritizedBuffer(SavedRows):  # which adds its state dict
         obs_dtype = np.dtype(np.uint8 if is_image(obs_space) else np.float32)
         obs_shape = (capacity, *obs_space.shape)
         obs_bytes = obs_dtype.itemsize * math.prod(obs_shape)
-        check_memory("--buffer-size", capacity, 2 * obs_bytes + (8 + 4 + 4) * capacity)
+        others = 8 + 4 + 4 + 8  # bytes of a, r, terminated and p
+        check_memory("--buffer-size", capacity, 2 * obs_bytes + others * capacity)
         self.capacity = capacity
         self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
@@ -302,7 +303,7 @@ class PrioritizedBuffer(SavedRows):  # which adds its state dict
         self.num_stored = 0
         self.position = 0  # the row to write next
         self.priority = np.zeros(capacity)  # p
-        self.max_priority = 1.0  # the highest p so far; each process has its own
+        self.max_priority = 1.0  # the highest p so far, or 1; each process has its own
 
     def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
@@ -328,8 +329,8 @@ class PrioritizedBuffer(SavedRows):  # which adds its state dict
         Laid end to end, the p are intervals. Their total length is divided into B equal
         segments, and one point is drawn from each, so that batches vary more. On
         average, i still gets B P(i) draws. Each process draws its share of the batch
-        from its own buffer. The paper finds the intervals by a tree of sums, which is
-        faster for a million transitions, but not for 150,000.
+        from its own buffer. For a million transitions, the tree of sums in the paper
+        would be faster.
         """
         edge = np.cumsum(self.priority[: self.num_stored])  # where each interval ends
         offset = torch.rand(batch_size, dtype=torch.float64).numpy()  # in each segment

@@ -126,9 +126,10 @@ def test_ring_refuses_columns_for_rows(algo, kind):
 @rings
 def test_ring_tells_its_memory_and_refuses_what_cannot_fit(algo, kind, capsys):
     obs = 2 * 36 * 36 if kind == "image" else 3 * 4
-    need = 2 * obs + 8 + 4 + 4                                  # an index, or two numbers
+    need = 2 * obs + 8 + 4 + 4 + 8 * (algo is dqn_per)          # an index, or two numbers; p
     buffer = make(algo, 1_000_000, kind)
-    assert sum(column.nbytes for column in buffer.columns.values()) == need * 1_000_000
+    arrays = [*buffer.columns.values(), getattr(buffer, "priority", np.empty(0))]
+    assert sum(array.nbytes for array in arrays) == need * 1_000_000
     size = f"{need / 1e3:.2f} GB" if kind == "image" else f"{need} MB"
     said = f"replay buffer: 1,000,000 transitions, {size} when full\n"
     assert capsys.readouterr().out == said
