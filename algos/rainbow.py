@@ -15,14 +15,14 @@ One step of `train`:
 
     agent.act        a = argmax_a Q(s, a) under one draw of the noise
     interact         take a; store (s, a, r, s', terminated, ended) in the buffer
-    sample           draw a batch in proportion to its priorities u
-    update           once per `update_every` steps, one Adam step on critic_loss
-    set_priorities   new u for this batch, from the divergence that critic_loss saw
+    sample           once per `update_every` steps, draw a batch by the priorities u
+    update           take an Adam step on critic_loss
+    set_priorities   give this batch new u, from the divergence that critic_loss saw
     (copy)           once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper. Those of c51.py; b and A share a hidden layer; for images,
-only the last layer is noisy; for ALE, the paper's rate is 6.25e-5, without decay, its
-buffer holds a million transitions, and copies are 8,000 steps apart.
+Departures from the paper. b and A share their hidden layers. For images, only the last
+layer is noisy. Adam's eps is 1e-8, and the learning rate falls to 0. The settings are
+for CartPole and MinAtar; for ALE, the paper has others (see its table 1).
 
 Healthy values. On CartPole `q` rises to between 95 and 100, the end of the support,
 `q_loss` falls below 0.1, `weight` from 0.6 to 0.2, `clipped` stays 0.
@@ -81,7 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     n_step: int = 3  # h, rewards in a target (1 to 5; 1: as in C51)
     omega: float = 0.5  # exponent of the priorities u (0 to 0.7; 0: uniform replay)
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
-    sigma_init: float = 0.5  # scale of the noise at first (0.1 to 0.5; 0: none, ever)
+    sigma_init: float = 0.5  # scale of the noise at first (0.1 to 0.5; 0: learn none)
     num_atoms: int = 51  # n, atoms (21 to 101)
     v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
@@ -358,7 +358,7 @@ class NStepBuffer(SavedRows):  # which adds its state dict
     def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
         highest = self.columns["priority"][: self.num_stored].max(initial=1.0)
-        transition["priority"] = np.full(self.num_envs, highest)  # replayed soon
+        transition["priority"] = np.full(self.num_envs, highest)  # at least 1
         rows = (self.position + np.arange(self.num_envs)) % self.capacity
         for name, column in self.columns.items():
             assert transition[name].shape == (self.num_envs, *column.shape[1:]), name

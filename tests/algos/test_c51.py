@@ -110,10 +110,12 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
     close(metrics["q"], torch.stack(q).detach(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("rew,says", [(100.0, False), (300.0, True)])
-def test_returns_beyond_the_support_are_said(rew, says, capsys):
+@pytest.mark.parametrize("beyond,says", [(1, False), (2, True)])    # 3% and 6% of the batch
+def test_returns_beyond_the_support_are_said(beyond, says, capsys):
     agent, batch = make_agent(c51), make_batch(c51, "vector")
-    batch = replace(batch, rew=torch.full((32,), rew), terminated=torch.ones(32))
+    rew = torch.full((32,), 100.0)                              # the highest atom
+    rew[:beyond] = 300
+    batch = replace(batch, rew=rew, terminated=torch.ones(32))
     c51.update(agent, Adam(agent.critic), batch, 1e-3)
     assert ("--v-min or --v-max" in capsys.readouterr().out) == says
 

@@ -4,7 +4,7 @@ import torch
 
 from algos import qr_dqn
 from tests.helpers import bare, close, gradients, refused, vec
-from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits
+from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, through
 from utils.run import checkpoint
 
 
@@ -36,6 +36,11 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
     for name, x in (("q_loss", loss.detach()), ("q", taken.mean(-1)),
                     ("spread", taken.std(-1, correction=0))):
         close(metrics[name], x, rtol=1e-4)
+
+
+def test_the_critic_has_relu_between_its_layers():
+    agent, obs = make_agent(qr_dqn), torch.randn(5, 3)
+    close(agent.critic(obs).flatten(1), through(agent.critic.head, obs), rtol=1e-5)
 
 
 @pytest.mark.parametrize("quantiles,best", [

@@ -44,6 +44,15 @@ def make_batch(kind="vector"):
     return rainbow.Transitions(obs, act, rew, discount, next_obs, torch.arange(32), weight)
 
 
+@pytest.mark.parametrize("beyond,says", [(1, False), (2, True)])    # 3% and 6% of the batch
+def test_returns_beyond_the_support_are_said(beyond, says, capsys):
+    agent, rew = make_agent(), torch.ones(32)                   # the highest atom
+    rew[:beyond] = 3
+    batch = replace(make_batch(), rew=rew, discount=torch.zeros(32))
+    rainbow.update(agent, Adam(agent.critic), batch, 1e-3)
+    assert ("--v-min or --v-max" in capsys.readouterr().out) == says
+
+
 # ---- The buffer: n steps and priorities
 
 def test_the_buffer_tells_its_memory(capsys):
