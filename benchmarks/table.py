@@ -27,7 +27,7 @@ Some kinds take no patterns:
     <!-- made: symptoms -->                     the first metric that shows a bug, by metric
     <!-- made: speed -->                        ratios of speed.jsonl (benchmarks/speed.py)
 
-Of rows with the same settings, those of this code alone are shown, if there are any
+Of rows with the same settings, those of this code alone are shown, if they are at least half
 (benchmarks/agree.py). All others have their commit beside them. Brackets hold 95% percentile
 bootstraps over seeds.
 """
