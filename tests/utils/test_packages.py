@@ -137,12 +137,14 @@ class Parking(Ends):
         self.observation_space = GoalEnds().observation_space
 
     observe, compute_reward, joined = GoalEnds.observe, GoalEnds.compute_reward, False
+    success_ends = True                         # else it only stops there, as at a time limit
 
     def step(self, act):
-        obs, _, _, truncated, _ = super().step(act)
+        obs, *_ = super().step(act)
         goals = obs["achieved_goal"], obs["desired_goal"]
         success, rew = self._is_success(*goals), float(self.compute_reward(*goals, {}))
-        return obs, rew, success or self.time == 5, truncated, {"is_success": success}
+        ends = success and self.success_ends or self.time == 5
+        return obs, rew, ends, success and not ends, {"is_success": success}
 
     def _is_success(self, achieved_goal, desired_goal):
         return bool(abs(achieved_goal - desired_goal) < 0.1)
@@ -152,7 +154,7 @@ for kind in (Needs, Breaks, Vectors, Parking):
     gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
 
 
-def test_ends_by_new_goals_are_derived_from_success(capsys):
+def test_ends_by_new_goals_are_derived_from_success(capsys, monkeypatch):
     envs = make_envs(cfg := quick(sac_her, "Parking-v0"), 1)
     env, goal = goal_env(envs), np.float32([0.7])
     assert "a new goal ends an episode by _is_success, if" in capsys.readouterr().out
@@ -163,6 +165,11 @@ def test_ends_by_new_goals_are_derived_from_success(capsys):
     assert envs.pop_episodes()[0][-1] == 1
     assert env.compute_terminated(goal, goal, NO_INFO)
     assert not env.compute_terminated(goal, 0 * goal, NO_INFO)
+    monkeypatch.setattr(Parking, "success_ends", False)
+    while not (ended := envs.pop_episodes()):
+        envs.step(np.float32([[0.2]]))
+    assert ended[0][-1] == 1 and not env.compute_terminated(goal, goal, NO_INFO)
+    monkeypatch.undo()
     sac_her.train(cfg)
 
 
