@@ -38,7 +38,7 @@ from utils.evaluate import q_and_return
 from utils.run import directory, run as run_module, settings
 from utils.run.directory import default_dir, find_run_dir, read_config
 from utils.run.launch import cores
-from utils.run.run import Stopped, choose_device
+from utils.run.run import Run, Stopped, choose_device
 from utils.run.settings import parse
 
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,
@@ -112,7 +112,12 @@ def outer():
     """What a run changes outside of itself while it goes on, or might."""
     return (torch.get_num_threads(), warnings.filters[:], mujoco.get_mju_user_warning(),
             mujoco.mjtJoint.__eq__, signal.getsignal(signal.SIGINT), sys.excepthook,
-            signal.getsignal(signal.SIGTERM), dict(os.environ))
+            signal.getsignal(signal.SIGTERM), dict(os.environ), flushes())
+
+
+def flushes():
+    """Whether numbers below 1e-38 become 0 here: else Adam gets slow when gradients stay away."""
+    return (torch.tensor(1e-40) / 2).item() == 0
 
 
 @pytest.mark.parametrize("env", ["Hopper-v4", "tests.envs:Faulty-v0"])      # the second one fails
@@ -122,6 +127,8 @@ def test_nothing_outlasts_a_run(env, tmp_path):
     mujoco.set_mju_user_warning(None)
     make_envs(Config(env=env), 1).close()       # packages set variables when they are imported
     before, threads = outer(), set(threading.enumerate())
+    with Run(Config(run_dir="other")):
+        assert flushes()
     with nullcontext() if env == "Hopper-v4" else pytest.raises(RuntimeError, match="too hot"):
         train(env=env, run_dir="run", torch_threads=2, rollout_steps=4, minibatch_size=4,
               total_steps=12)

@@ -82,6 +82,10 @@ class Run:
     def __enter__(self):
         self.stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.cfg.torch_threads)
+        # Adam's averages for weights without a gradient sink below 1e-38, where a processor is
+        # slow: without this, Rainbow on MinAtar takes 1.4 times as long, for the same numbers.
+        self.stack.callback(torch.set_flush_denormal, False)
+        torch.set_flush_denormal(True)
         seed = seed_of(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
         random.seed(seed)  # by these two an environment may draw, though it should not
