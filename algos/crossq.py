@@ -10,7 +10,7 @@ current one: as two batches, (s, a) and (s', a') would be normalised differently
 they go through the critics as one batch of 2B rows; the second half gives the target.
 
     critic_loss    Q_1 and Q_2 fit r + gamma V(s'), in one pass for (s, a) and (s', a')
-    actor_loss     pi maximises V(s)
+    actor_loss     pi maximises V(s), with Q held fixed
     alpha_loss     alpha falls while the entropy is above its target, else it rises
     BatchRenorm    normalises the input of each layer, in the actor too
 
@@ -73,7 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     batch_size: int = 256  # B, samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     policy_delay: int = 3  # critic updates per update of actor and alpha (1 to 3)
     warm_up: int = 100_000  # updates of a network before it renormalises: BatchRenorm
@@ -120,7 +120,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:  # RunConfig has made a number of None
+            if step < cfg.start_steps:  # a number; RunConfig replaces None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)

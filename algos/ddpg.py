@@ -104,7 +104,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:  # RunConfig has made a number of None
+            if step < cfg.start_steps:  # a number; RunConfig replaces None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)

@@ -19,12 +19,12 @@ One step of `train`:
 Departures from the paper. Double DQN (see critic_loss) and the dueling network (see
 dueling_q) came later; --no-double --no-dueling turn them off. Adam replaces RMSProp.
 The learning rate falls to 0, `target_every` counts environment steps, not updates, and
-eps falls from the first step on. The settings are for CartPole and MinAtar.
+eps falls from the first step on. huber_delta is 100 for CartPole and 1 for MinAtar.
 
 Healthy values. On CartPole a discounted return is at most 1 / (1 - gamma) = 100. `q`
-rises to 75 in 25,000 steps and ends between 95 and 115; if it goes on rising, Q
-diverges. `q_loss` is 2 to 5 at first and near 1 in the end. From step 80,000 on, most
-episodes last all 500 steps.
+rises to 75 in 25,000 steps and ends between 95 and 115, since some bias remains; if it
+goes on rising, Q diverges. `q_loss` is 2 to 5 at first and near 1 in the end. From step
+80,000 on, most episodes last all 500 steps.
 
 Run   python -m algos.dqn --env CartPole-v1
 Next  diff algos/dqn.py algos/dqn_per.py    (or dqn_atari.py, c51.py, qr_dqn.py)

@@ -7,8 +7,8 @@ the rollout comes from the policy before the first step, pi_old.
 The idea. Weight each sample's advantage A by ratio = pi(a|s) / pi_old(a|s). While pi is
 close to pi_old, mean(ratio A) measures how much better pi is. Far away it does not,
 because the states still come from pi_old. So PPO clips the ratio: a sample whose
-probability has moved far enough in the profitable direction no longer pushes. Others
-may still move it: all share the actor. Yet a rollout is good for many gradient steps.
+probability has moved far enough in the profitable direction no longer pushes. So a
+rollout is good for many gradient steps.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
@@ -17,10 +17,10 @@ An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
-A and R anew. OpenAI Baselines (Huang et al. 2022) added norm_obs, scale_rew, norm_adv,
-max_grad_norm and orthogonal initial weights, of which only norm_obs clearly helped
-(benchmarks/decisions.md), and clipped values, which are left out here.
+Departures from the paper. Continuous actions are squashed by tanh. Except on games,
+every epoch computes A and R anew. OpenAI Baselines (Huang et al. 2022) added norm_obs,
+scale_rew, norm_adv, max_grad_norm and orthogonal weights, of which only norm_obs
+clearly helped (benchmarks/decisions.md), and clipped V, which is left out here.
 
 Healthy values. In nine of ten updates on MuJoCo, `kl` ends between 0.008 and 0.07 and
 `clip_frac` between 0.1 and 0.55. Both fall to 0 with the learning rate.
@@ -90,7 +90,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
         "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False, "recompute_adv": False}
-    for_atari = {"lr": 2.5e-4}  # for ALE/, over those; all as in OpenAI Baselines
+    for_atari = {"lr": 2.5e-4}  # for ALE/; as OpenAI Baselines, but V is not clipped
 
 
 # ===================================== data types =====================================

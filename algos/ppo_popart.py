@@ -87,7 +87,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
         "clip_ratio": 0.1, "ent_coef": 0.01, "recompute_adv": False}
-    for_atari = {"lr": 2.5e-4}  # for ALE/, over those; all as in OpenAI Baselines
+    for_atari = {"lr": 2.5e-4}  # for ALE/; as OpenAI Baselines, but V is not clipped
 
 
 # ===================================== data types =====================================

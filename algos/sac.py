@@ -10,7 +10,7 @@ entropy H(s) is a bonus to the reward, and so it stays random where that costs l
     objective      E[sum over t of gamma^t (r_t + alpha H(s_t))], H(s) = E[-log pi(a|s)]
     V(s)           E[min(Q_1(s, a), Q_2(s, a)) - alpha log pi(a|s)], where a ~ pi(.|s)
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
-    actor_loss     pi maximises V(s)
+    actor_loss     pi maximises V(s), with Q held fixed
     alpha_loss     alpha falls while the entropy is above its target, else it rises
 
 Targets come from target networks (`_targ`), which follow the others slowly, so that no
@@ -23,7 +23,7 @@ Departures from the paper. As in the authors' early code: log alpha in `alpha_lo
 sigma in [-20, 2], uniform actions at first. Learning rate 1e-3 (paper: 3e-4), no factor
 1/2 in `critic_loss`.
 
-Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
+Healthy values. With learn_alpha, `logp` settles near -target_entropy.
 
 Run   python -m algos.sac --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/td3.py algos/sac.py    (next: crossq.py, sac_discrete.py)
@@ -73,7 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
@@ -112,7 +112,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:  # RunConfig has made a number of None
+            if step < cfg.start_steps:  # a number; RunConfig replaces None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)

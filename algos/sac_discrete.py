@@ -8,7 +8,7 @@ The actor gives log pi(a|s), and each critic Q(s, a), for all k actions at once.
 
     V(s)           sum_a pi(a|s) [min(Q_1(s, a), Q_2(s, a)) - alpha log pi(a|s)]
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
-    actor_loss     pi maximises V(s)
+    actor_loss     pi maximises V(s), with Q held fixed
     alpha_loss     alpha falls while the entropy is above its target, else it rises
     interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
     update         one Adam step on each loss; the target critics follow
@@ -75,7 +75,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 5e-4  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.01  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is H_0
     target_entropy_ratio: float = 0.2  # H_0 / log k, below 1 (0.2 to 0.9; paper: 0.98)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations

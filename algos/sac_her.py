@@ -77,7 +77,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     her_k: int = 4  # k, relabelled transitions per original one (4 or 8); 0: plain SAC
-    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
@@ -117,7 +117,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:  # RunConfig has made a number of None
+            if step < cfg.start_steps:  # a number; RunConfig replaces None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)

@@ -23,8 +23,8 @@ Departures from the paper. As in the authors' later code (github.com/sfujim/TD3)
 of 256 units (paper: 400, 300), batches of 256 (100), no updates during the random
 actions at the start. Ours: Q takes actions in [-1, 1], the unit of all noise.
 
-Healthy values. `q1` and `q2` stay close together. With --eval-every, `eval_q` is near
-`eval_discounted`, the return that followed where no time limit cut it; DDPG's is above.
+Healthy values. With --eval-every, `eval_q`, which is Q_1, is near `eval_discounted`,
+the return that then followed. With DDPG, it is above.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)
@@ -107,7 +107,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:  # RunConfig has made a number of None
+            if step < cfg.start_steps:  # a number; RunConfig replaces None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
