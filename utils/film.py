@@ -93,7 +93,8 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
 
     game, steps = is_game(cfg.env, "ALE/"), []
     fps, every = 15 if game else envs.metadata.get("render_fps") or 30, 1
-    options = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "error"}  # even sides
+    options = {"fps": fps, "codec": "libx264", "macro_block_size": 2,  # even sides
+               "ffmpeg_log_level": "error"}
     small = file.endswith(".gif")
     if small:  # it compresses badly: MOST_FRAMES, at most 20 per second, 240 pixels wide
         every = math.ceil(fps / 20)
