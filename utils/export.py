@@ -60,7 +60,7 @@ class Graph(torch.nn.Module):
     @torch.no_grad()
     def forward(self, *inputs):
         agent, (obs_space, act_space) = self.agent, self.agent.spaces
-        obs = inputs[0].float() if inputs[0].is_floating_point() else inputs[0]
+        obs = inputs[0]
         if isinstance(obs_space, FlatBox):
             obs = torch.cat([flatten(*part) for part in zip(self.parts.values(), inputs)])
         for name, value in zip(self.memory, inputs[len(self.parts):]):

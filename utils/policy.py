@@ -59,8 +59,9 @@ class Policy(nn.Module):
             raise ValueError(f"an observation is {obs_space.dtype}; this one is {obs.dtype}")
         if not all_finite(obs):
             raise ValueError("the observation has NaN or infinity in it")
-        # PyTorch takes no flipped arrays and no foreign byte order; it computes in float32 anyway.
-        obs = np.array(obs, np.float32 if obs.dtype.kind == "f" else obs.dtype, order="C")
+        # PyTorch takes no flipped arrays and no foreign byte order.
+        kind = f"f{min(max(obs.itemsize, 4), 8)}" if obs.dtype.kind == "f" else obs.dtype
+        obs = np.array(obs, kind, order="C")
         act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
         act = act[0] if one else act
         return act_space.own_act(act) if isinstance(act_space, Numbered | Parts) else act

@@ -122,6 +122,17 @@ def test_every_space_is_taken_as_the_environment_has_it():
     check_equals_predict([ppo.Agent(*pair, cfg) for pair in spaces])
 
 
+def test_observations_in_float64_keep_all_digits():
+    """1.7e9 and 1.7e9 + 60, seconds of 2023, are the same number in float32."""
+    agent = ppo.Agent(Box(1.7e9, 1.7e9 + 60, (3,), np.float64), Box(-1, 1, (2,)), ppo.Config())
+    agent.obs_stats.mean.fill_(1.7e9 + 30)
+    agent.actor[-1].weight.data.mul_(1000)
+    for obs in (agent.spaces[0].sample() for _ in range(3)):
+        act = agent.env_act(agent.act(obs[None], deterministic=True))[0]
+        for made in agent.predict(obs), export.Graph(agent)(torch.tensor(obs))[0]:
+            np.testing.assert_allclose(made, act, 1e-5, 1e-6)
+
+
 def test_an_action_that_is_a_tuple_is_refused():
     for space in (Parts(Tuple((Discrete(2), Discrete(2)))), Numbered(Dict(a=Discrete(2)))):
         agent = ppo.Agent(Box(-1, 1, (3,)), space, ppo.Config(hidden=(8,)))
