@@ -37,7 +37,7 @@ def read_kwargs(cfg) -> dict:
         if isinstance(env_kwargs, dict):
             return env_kwargs
         wrong = "this is another value"
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, TypeError) as error:  # it is no JSON, or no text
         wrong = error
     raise UsageError(f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object: {wrong}")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from algos import ppo
+from algos import a2c, ppo
 from tests import registry
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
 from tests.helpers import ROOT, refused, run as run_command, saved, steps
+from utils.envs import make_envs
 from utils.run import checkpoint
 from utils.run.directory import replaced_files
 from utils.run.command import flag
@@ -157,12 +158,21 @@ def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
     assert f"Python found {tmp_path / file}" in done.stderr
 
 
-def test_a_switch_is_no_text_from_python():
-    """"False" would be true."""
-    for name in ("norm_adv", "resume"):                         # also one of RunConfig
-        cfg = ppo.Config()
-        vars(cfg)[name] = "False"                               # beartype would refuse it before
-        refused(check_settings, cfg, says=f"{flag(name)} is 'False'; it takes True or False")
+@pytest.mark.parametrize("algo,name,value,takes", [
+    (ppo, "norm_adv", "False", "True or False"), (ppo, "resume", "False", "True or False"),
+    (ppo, "device", "gpu", "auto or cpu or cuda"), (a2c, "rmsprop", "TF", "torch or tf"),
+    (ppo, "hidden", 64, "a tuple")])
+def test_a_value_of_another_kind_is_refused_from_python(algo, name, value, takes):
+    """"False" would be true, "gpu" the CPU, and "TF" the other rule."""
+    cfg = algo.Config()
+    vars(cfg)[name] = value                                     # beartype would refuse it before
+    refused(check_settings, cfg, says=f"{flag(name)} is {value!r}; it takes {takes}")
+
+
+def test_keyword_arguments_of_the_environment_are_a_text():
+    cfg = ppo.Config()
+    vars(cfg)["env_kwargs"] = {}
+    refused(make_envs, cfg, 1, says="--env-kwargs is {}; it takes a JSON object: ")
 
 
 def test_a_run_too_short_to_learn_says_so(capsys):

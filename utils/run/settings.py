@@ -3,7 +3,7 @@
 import math
 import numbers
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from utils import mpi
 from utils.env_ids import is_game
@@ -91,13 +91,17 @@ class RunConfig:
 
 
 def check_settings(cfg):
-    """UsageError names the first setting that is out of range or no multiple."""
-    settings = vars(cfg)
-    for field in fields(cfg):
-        kind, name = str(field.type), field.name
-        if "bool" in kind and not isinstance(settings[name], bool):  # "False" would be true
-            raise UsageError(f"{flag(name)} is {settings[name]!r}; it takes True or False")
-        if "int" in kind or "float" in kind:
+    """UsageError names the first setting that is of another kind, out of range or no multiple."""
+    settings, kinds = vars(cfg), get_type_hints(type(cfg))
+    for name in (field.name for field in fields(cfg)):
+        value, kind, choices = settings[name], str(kinds[name]), get_args(kinds[name])
+        if get_origin(kinds[name]) is Literal and value not in choices:
+            raise UsageError(f"{flag(name)} is {value!r}; it takes {' or '.join(choices)}")
+        if kinds[name] is bool and not isinstance(value, bool):  # "False" would be true
+            raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
+        if kind.startswith("tuple") and not isinstance(value, tuple | list):
+            raise UsageError(f"{flag(name)} is {value!r}; it takes a tuple")
+        if "Literal" not in kind and ("int" in kind or "float" in kind):
             high = 1e9 if "int" in kind else math.inf
             check_range(cfg, name, **{"high": high} | RANGES.get(name, {}))
     check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
