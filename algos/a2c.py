@@ -112,8 +112,8 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = RMSProp(agent, cfg.rmsprop_eps, tf_style=cfg.rmsprop == "tf")
-        run.register(agent, optimizer=optimizer)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, optimizer=optimizer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -122,9 +122,7 @@ def train(cfg: Config) -> Agent:
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, lr=lr)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs, lr=lr)  # if due: log, evaluate, save
     return agent
 
 

@@ -124,8 +124,8 @@ def train(cfg: Config) -> Agent:
         optimizer = RMSProp(agent, cfg.rmsprop_eps)  # without the average
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
-        run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -139,9 +139,7 @@ def train(cfg: Config) -> Agent:
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, lr=lr)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs, lr=lr)  # if due: log, evaluate, save
     return agent
 
 

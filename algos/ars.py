@@ -69,17 +69,15 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        run.register(agent)  # for checkpoints
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent)
         envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             directions = draw_directions(agent, step)
             rollouts, num_steps = collect(agent, envs, directions)
             metrics = update(agent, rollouts)
             step += num_steps
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics)  # if due: log, evaluate, save
     return agent
 
 

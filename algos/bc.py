@@ -98,8 +98,8 @@ def train(cfg: Config) -> Agent:
         agent.to(run.device)
         learner = copy.deepcopy(agent)  # it learns; `agent` has its best weights so far
         optimizer = Adam(learner)
-        run.register(agent, learner=learner, optimizer=optimizer)  # for checkpoints
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, learner=learner, optimizer=optimizer)
         if step == 0:  # what `restore` gave to the agent, perhaps from --init-from
             learner.load_state_dict(agent.state_dict())
         pairs = prepare(agent, pairs.to(run.device))
@@ -107,9 +107,7 @@ def train(cfg: Config) -> Agent:
         while step < cfg.total_steps:
             metrics = update(agent, learner, optimizer, pairs, held_out)
             step += cfg.check_every
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics)  # if due: log, evaluate, save
     return agent
 
 

@@ -99,9 +99,8 @@ def train(cfg: Config) -> Agent:
         actor_opt = Adam(agent.actor)
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), agent.obs_dim, agent.act_dim, run.device)
-        run.register(  # what checkpoints hold
-            agent, critic=critic_opt, actor=actor_opt, buffer=buffer)
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, critic=critic_opt, actor=actor_opt, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             if step < cfg.start_steps:  # a number; RunConfig replaces None
@@ -116,9 +115,7 @@ def train(cfg: Config) -> Agent:
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, batch)
                 run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs)  # if due: log, evaluate, save
     return agent
 
 

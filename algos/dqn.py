@@ -111,8 +111,8 @@ def train(cfg: Config) -> Agent:
         optimizer = Adam(agent.critic)  # critic_targ only gets copies
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
-        run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             # At first Q is no better than a guess, so eps falls from 1.
@@ -130,9 +130,7 @@ def train(cfg: Config) -> Agent:
                 run.store(**metrics)  # the next row of the log averages them
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.critic_targ.load_state_dict(agent.critic.state_dict())
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, eps=agent.eps, lr=lr)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs, eps=agent.eps, lr=lr)  # if due: log, evaluate, save
     return agent
 
 

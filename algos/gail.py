@@ -130,8 +130,8 @@ def train(cfg: Config) -> Agent:
         demos = load_demos(cfg, envs).to(run.device)  # the same in all processes
         optimizer = Adam(agent.policy_parameters(), eps=1e-5)  # OpenAI Baselines' eps
         disc_opt = Adam(agent.disc)
-        run.register(agent, policy=optimizer, disc=disc_opt)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, policy=optimizer, disc=disc_opt)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -140,9 +140,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics, **disc_metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics, **disc_metrics)
     return agent
 
 

@@ -115,8 +115,8 @@ def train(cfg: Config) -> Agent:
         agent.to(run.device)
         reference = copy.deepcopy(agent)
         optimizer = Adam(agent)  # of `pretrain`, too: its averages carry over
-        run.register(agent, reference=reference, optimizer=optimizer)  # for checkpoints
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, reference=reference, optimizer=optimizer)
         if step == 0:
             if not cfg.init_from:
                 pretrain(agent, optimizer, envs)
@@ -129,9 +129,7 @@ def train(cfg: Config) -> Agent:
             answers, prompts = collect(agent, envs, prompts)
             metrics = update(agent, reference, optimizer, answers, lr)
             step += cfg.batch_size * cfg.group_size
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics)  # if due: log, evaluate, save
     return agent
 
 

@@ -128,8 +128,8 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
-        run.register(agent, optimizer=optimizer)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, optimizer=optimizer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -138,9 +138,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics)  # if due: log, evaluate, save
     return agent
 
 

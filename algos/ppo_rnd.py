@@ -139,8 +139,8 @@ def train(cfg: Config) -> Agent:
         agent.to(run.device)
         optimizer = Adam(agent.policy_parameters(), eps=1e-5)  # OpenAI Baselines' eps
         pred_opt = Adam(agent.predictor)
-        run.register(agent, policy=optimizer, pred=pred_opt)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, policy=optimizer, pred=pred_opt)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -150,9 +150,7 @@ def train(cfg: Config) -> Agent:
             pred_metrics = update_predictor(agent, pred_opt, rollout)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics, **pred_metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics, **pred_metrics)
     return agent
 
 

@@ -103,8 +103,8 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = Adam(agent.critic)
-        run.register(agent, optimizer=optimizer)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, optimizer=optimizer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             # At first Q is no better than a guess, so eps falls from 1.
@@ -115,9 +115,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             step += cfg.rollout_steps
             run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, eps=agent.eps, lr=lr)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs, eps=agent.eps, lr=lr)  # if due: log, evaluate, save
     return agent
 
 

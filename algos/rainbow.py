@@ -89,7 +89,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
-        "target_every": 1000, "batch_size": 32, "lr": 1e-3, "buffer_size": 100_000}
+        "target_every": 1000, "batch_size": 32, "buffer_size": 100_000,
+        "v_min": -20.0, "v_max": 20.0}
     for_atari = {"v_min": -10.0, "v_max": 10.0}  # for ALE/: clipped rewards
 
     def __post_init__(self):
@@ -124,8 +125,8 @@ def train(cfg: Config) -> Agent:
         buffer = NStepBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space,
             mpi.share(cfg.num_envs), run.device)
-        run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -141,9 +142,7 @@ def train(cfg: Config) -> Agent:
                 run.store(**metrics)  # the next row of the log averages them
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.critic_targ.load_state_dict(agent.critic.state_dict())
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, beta=beta, lr=lr)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs, beta=beta, lr=lr)  # if due: log, evaluate, save
     return agent
 
 

@@ -115,9 +115,9 @@ def train(cfg: Config) -> Agent:
         alpha_opt = Adam([agent.log_alpha])
         buffer = DiscreteBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
-        run.register(  # what checkpoints hold
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(
             agent, critic=critic_opt, actor=actor_opt, alpha=alpha_opt, buffer=buffer)
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             if step < cfg.start_steps:
@@ -132,9 +132,7 @@ def train(cfg: Config) -> Agent:
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, alpha_opt, batch)
                 run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs)  # every `report_every` steps
-            run.save(step)  # about once a minute
+            run.report(step, envs)  # if due: log, evaluate, save
     return agent
 
 

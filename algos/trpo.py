@@ -119,17 +119,15 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         critic_opt = Adam(agent.critic)  # `update` sets the policy's weights itself
-        run.register(agent, critic=critic_opt)  # what checkpoints hold
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, critic=critic_opt)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, critic_opt, rollout)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics)  # if due: log, evaluate, save
     return agent
 
 

@@ -111,8 +111,8 @@ def train(cfg: Config) -> Agent:
         agent.to(run.device)
         policy_opt = Adam(agent.policy_parameters())
         critic_opt = Adam(agent.critic)
-        run.register(agent, policy=policy_opt, critic=critic_opt)  # for checkpoints
-        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
+        step = run.start(agent, policy=policy_opt, critic=critic_opt)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -120,9 +120,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, policy_opt, critic_opt, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
-            run.log(step, envs, **metrics)
-            run.save(step)  # about once a minute
+            run.report(step, envs, **metrics)  # if due: log, evaluate, save
     return agent
 
 

@@ -35,26 +35,22 @@ class Stop(Exception):
 class Toy(Run):
     """A run that counts its own steps."""
 
-    def restore(self):
-        self.step = super().restore()
-        return self.step
+    def start(self, agent, **state):
+        self.step = super().start(agent, **state)
 
     def advance(self, steps, *episodes, **metrics):
         """Report after so many more steps, in which these episodes have ended: (vector steps ago,
         env, ep_ret, ep_len) and, if the environment tells it, success."""
         self.step += steps
-        self.evaluate(self.step)
         envs = SimpleNamespace(pop_episodes=lambda: list(episodes), close=lambda: None)
-        self.log(self.step, envs, **metrics)
-        self.save(self.step)
+        self.report(self.step, envs, **metrics)
 
 
 @contextmanager
 def start(cfg, agent=None, **state):
     """A run whose agent is ready, to be advanced by hand."""
     with Toy(cfg) as run:
-        run.register(agent or Agent(3, cfg.width), **state)
-        run.restore()
+        run.start(agent or Agent(3, cfg.width), **state)
         yield run
 
 
@@ -63,8 +59,7 @@ def train(cfg, stop_at=None, always=False):
     with Toy(cfg) as run:
         agent = Agent(3, cfg.width)
         optimizer = torch.optim.Adam(agent.parameters(), cfg.lr)
-        run.register(agent, optimizer=optimizer)
-        run.restore()
+        run.start(agent, optimizer=optimizer)
         while run.step < cfg.total_steps:
             if run.step == stop_at:
                 raise Stop

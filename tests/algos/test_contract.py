@@ -77,11 +77,11 @@ def test_every_file_has_a_row_that_names_its_parent():
 def watch(name, cfg):
     """Train. Return all that was learned from, and what it did."""
     algo, state, phases, draws, batches = module(name), {}, [], [], []
-    register, names = Run.register, ALGOS[name].learns
+    start, names = Run.start, ALGOS[name].learns
 
-    def registering(run, agent, **rest):
+    def starting(run, agent, **rest):
         state.update(agent=agent, **rest)
-        register(run, agent, **rest)
+        return start(run, agent, **rest)
 
     def learning(function):
         def learn(*args):
@@ -95,7 +95,7 @@ def watch(name, cfg):
             steps = len(Counter.made[0].acts) if Counter.made else 0
             phases.append(SimpleNamespace(                      # a call of a function that learns
                 function=function.__name__, args=data,          # copies of its data, by name
-                own=own,                                        # what it got -> what is registered
+                own=own,                                        # what it got -> what the run saves
                 before=before, after=snapshot(state),           # name of an object -> state dict
                 rng=rng, metrics=metrics, steps=steps,          # of each environment, before it
                 batches=list(batches)))                         # (loss, its first tensor) of each
@@ -121,7 +121,7 @@ def watch(name, cfg):
 
     Counter.made.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "register", registering)
+        patch.setattr(Run, "start", starting)
         for each in names:
             patch.setattr(algo, each, learning(getattr(algo, each)))
         for each in [each for each in vars(algo) if each.endswith("_loss")]:
@@ -131,7 +131,7 @@ def watch(name, cfg):
         agent = algo.train(cfg)
     acts = [np.array(env.acts) for env in Counter.made[:getattr(cfg, "num_envs", 0)]]
     return SimpleNamespace(
-        cfg=cfg, agent=agent, state=state, phases=phases,       # state: what the run registered
+        cfg=cfg, agent=agent, state=state, phases=phases,       # state: what the run saves
         updates=[phase for phase in phases if phase.function == "update"],
         draws=draws, acts=acts,                                 # (function, numbers); of each env
         episodes=rows(cfg.run_dir, "episodes.csv"), rows=rows(cfg.run_dir))
@@ -155,20 +155,19 @@ def watched(name, kind, tmp_path_factory):
 
 
 class Built(Exception):
-    """All that a run registers has been made."""
+    """All that a run saves has been made."""
 
 
 def build(name, cfg):
-    """Return {name: object} of what a run registers, as its `train` makes it."""
-    state, register = {}, Run.register
+    """Return {name: object} of what a run saves, as its `train` makes it."""
+    state = {}
 
-    def registering(run, agent, **rest):
-        register(run, agent, **rest)
+    def starting(run, agent, **rest):
         state.update(agent=agent, **rest)
         raise Built
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "register", registering)
+        patch.setattr(Run, "start", starting)
         with pytest.raises(Built):
             module(name).train(cfg)
     return state

@@ -354,8 +354,7 @@ def test_a_run_from_a_machine_with_more_cores_gets_the_threads_of_this_one(monke
 def test_a_run_that_began_meanwhile_is_not_overwritten():
     with Toy(Config()) as run:
         toy_train(Config())
-        run.register(torch.nn.Linear(3, 2))
-        assert "holds a run" in refused(run.restore)
+        assert "holds a run" in refused(run.start, torch.nn.Linear(3, 2))
 
 
 # ---- The last lines

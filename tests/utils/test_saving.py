@@ -130,7 +130,7 @@ def test_reports_are_due_at_multiples_of_report_every_and_at_the_end():
 def test_environments_are_closed_even_before_the_first_report():
     closed = []
     with pytest.raises(Stop), start(Rare()) as log:
-        log.log(100, SimpleNamespace(close=lambda: closed.append("once")))
+        log.report(100, SimpleNamespace(close=lambda: closed.append("once")))
         raise Stop
     assert closed == ["once"] and not rows()
 

@@ -2,17 +2,14 @@
 
     with Run(cfg) as run:                  # refuses bad input; nothing is written yet
         ...                                # environments, agent.to(run.device), optimizers
-        run.register(agent, optimizer=optimizer)    # what a checkpoint holds
-        step = run.restore()               # 0, or where the run stopped
+        step = run.start(agent, optimizer=optimizer)    # what checkpoints hold; 0, or as resumed
         while step < cfg.total_steps:
             ...                            # collect, learn
             step += cfg.num_envs           # the loop counts environment steps, over all ranks
             run.store(q_loss=q_loss)       # as often as you like
-            run.evaluate(step)             # these three do something only when it is due; `log`
-            run.log(step, envs)            # comes second, since its row has the evaluation
-            run.save(step)
+            run.report(step, envs)         # log, evaluate and save, if they are due
 
-A resumed run starts its environments anew. After SIGINT or SIGTERM the next `save` writes a
+A resumed run starts its environments anew. After SIGINT or SIGTERM the next report writes a
 checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 """
 
@@ -84,7 +81,8 @@ class Run:
         torch.set_num_threads(self.cfg.torch_threads)
         # Adam's averages for weights without a gradient sink below 1e-38, where a processor is
         # slow: without this, Rainbow on MinAtar takes 1.4 times as long, for the same numbers.
-        self.stack.callback(torch.set_flush_denormal, False)
+        flushes = (torch.tensor(1e-40) / 2).item() == 0  # perhaps the caller's choice
+        self.stack.callback(torch.set_flush_denormal, flushes)
         torch.set_flush_denormal(True)
         seed = seed_of(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
@@ -117,25 +115,20 @@ class Run:
 
     # ---- start
 
-    def register(self, agent, **state) -> None:
-        """Say what evaluations play and checkpoints hold.
+    def start(self, agent, **state) -> int:
+        """Open the run directory, load what the run continues from, and return its step.
 
         agent    nn.Module; its state dict is all that acting needs. Every rank gets rank 0's
         state    what else training needs to continue, each with state_dict() and
                  load_state_dict(): optimizers, a replay buffer
+
+        --resume loads all of these, and the random number generators. --init-from loads the agent
+        alone. If the run has all its steps, nothing is written.
         """
-        self.agent = agent
-        self.state = {"agent": agent, **state}
+        self.agent, self.state = agent, {"agent": agent, **state}
         if mpi.size() > 1:
             for tensor in agent.state_dict().values():
                 tensor.copy_(torch.from_numpy(mpi.comm().bcast(tensor.cpu().numpy())))
-
-    def restore(self) -> int:
-        """Open the run directory, load what the run continues from, and return its step.
-
-        --resume loads all that is registered, and the random number generators. --init-from loads
-        the agent alone. If the run has all its steps, nothing is written.
-        """
         cfg = self.cfg
         # Without one, it was killed at its start and starts again.
         resumed = cfg.resume and from_root(checkpoint.resume_folders, self.run_dir)
@@ -214,36 +207,23 @@ class Run:
 
     # ---- reports
 
-    def due(self, step: int) -> bool:
-        """Return whether `step` is logged: when it passes a multiple of `report_every`, at the
-        end, and after a signal to a single process."""
-        return (self.passes(self.cfg.report_every, step)
-                or self.signal > 0 and mpi.size() == 1)
-
-    def evaluate(self, step: int) -> None:
-        """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
-        every = self.cfg.eval_every
-        if every and self.due(step) and self.passes(every, step) and self.root:
-            steps = deque(maxlen=10_000) if self.agent.q_value else None  # else they fill memory
-            returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
-                                        lambda: self.signal > 0, steps=steps)
-            if lengths.all():  # else a signal has ended it
-                self.store(eval_ret=returns)
-                if steps:
-                    self.store(**q_and_return(self.agent, steps, lengths))
-
-    def log(self, step: int, envs, **metrics) -> None:
+    def report(self, step: int, envs, **metrics) -> None:
         """Write a row of progress.csv, and the episodes that ended, if `step` is due.
 
         step       environment steps so far, over all ranks
         envs       from `make_envs`; their episodes that ended since the last row are written
         metrics    like `store`, but kept only if a row is due
 
-        FloatingPointError, on all ranks, names a metric that is not finite.
+        A row is due when `step` passes a multiple of --report-every, at the end, and after a signal
+        to a single process. Before it, the agent is evaluated if --eval-every asks for it; after
+        it, best.pt and about once a minute a checkpoint are written. FloatingPointError, on all
+        ranks, names a metric that is not finite. `Stopped`: a signal has come.
         """
         self.envs = envs  # which the end of the run closes
-        if not self.due(step):
+        if not (self.passes(self.cfg.report_every, step) or self.signal > 0 and mpi.size() == 1):
             return
+        if self.cfg.eval_every and self.passes(self.cfg.eval_every, step) and self.root:
+            self.evaluate()
         self.store(**metrics)
         num_envs = self.cfg.num_envs
         first_env = mpi.rank() * mpi.share(num_envs)
@@ -270,22 +250,26 @@ class Run:
                 raise FloatingPointError(f"{name} is {value} at step {step:,}")
         if self.root:
             self.logger.write(row, sorted(end for _, ended, *_ in told for end in ended))
-        self.stop = max(number for *_, number in told)
-        self.save_due = told[0][2] or self.stop
         mean = row.get("eval_ret_mean", -math.inf)
-        self.improved, self.best = mean > self.best, max(mean, self.best)
-
-    def save(self, step: int) -> None:
-        """Write best.pt and a checkpoint, if they are due. Raise `Stopped` after a signal."""
-        if step != self.reported_step:
-            return
-        if self.improved:
+        if mean > self.best:
+            self.best = mean
             self.save_policy("best.pt")
-        if self.save_due:
+        stop = max(number for *_, number in told)
+        if told[0][2] or stop:
             self.save_checkpoint()
-        self.ended = step >= self.cfg.total_steps or self.stop > 0
-        if self.stop:
-            raise Stopped(self.stop)
+        self.ended = step >= self.cfg.total_steps or stop > 0
+        if stop:
+            raise Stopped(stop)
+
+    def evaluate(self) -> None:
+        """Play ten deterministic episodes and store their returns."""
+        steps = deque(maxlen=10_000) if self.agent.q_value else None  # else they fill memory
+        returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
+                                    lambda: self.signal > 0, steps=steps)
+        if lengths.all():  # else a signal has ended it
+            self.store(eval_ret=returns)
+            if steps:
+                self.store(**q_and_return(self.agent, steps, lengths))
 
     def passes(self, every: int, step: int) -> bool:
         """Return whether `step` is the last or has passed a multiple of `every` since a report."""
