@@ -127,10 +127,10 @@ def mean(values: np.ndarray, bold: bool = False) -> str:
 
 
 def minutes(results: list[dict]) -> str:
-    """Return the median minutes of a run on a CPU as a cell."""
+    """Return the minutes of the quickest run on a CPU as a cell: others may have shared it."""
     found = [run["seconds"] / 60 for run in results if run.get("machine", "CPU") == "CPU"]
-    middle = np.median(found) if found else np.nan
-    return "-" if not found else f"{middle:.1f}" if middle < 9.5 else f"{middle:.0f}"
+    least = min(found, default=np.nan)
+    return "-" if not found else f"{least:.1f}" if least < 9.5 else f"{least:.0f}"
 
 
 def count(results: list[dict]) -> str:
@@ -157,10 +157,12 @@ def peer_of(env: str, algo: str, results: list[dict], groups: dict[Key, list[dic
 def won(a: np.ndarray, b: np.ndarray) -> int:
     """Return 1 if a is clearly above b, -1 if it is clearly below, else 0.
 
-    Clearly: they have equally many seeds, and their intervals do not overlap.
+    Clearly: they have equally many seeds, at least ENOUGH, and their intervals do not overlap.
     """
+    if len(a) != len(b) or len(a) < plot.ENOUGH:
+        return 0
     (_, low, high), (_, other_low, other_high) = estimate(a), estimate(b)
-    return (int(low > other_high) - int(high < other_low)) * (len(a) == len(b))
+    return int(low > other_high) - int(high < other_low)
 
 
 def beside(groups: dict[Key, list[dict]], name: str = "train100") -> str:
@@ -266,7 +268,8 @@ def caption(groups: dict[Key, list[dict]]) -> str:
         ends = " to ".join(dict.fromkeys(f"{end:.0f}" for end in (values.min(), values.max())))
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f} ({len(values)} seeds: {ends})")
-    return wrapped("*Mean return of the last 100 training episodes (seeds: lowest to highest). "
+    return wrapped("*Mean return of the last 100 training episodes (seeds: lowest to highest); "
+                   "stable-baselines3 has our settings. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
 
@@ -279,22 +282,21 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     """Return how often our train100 is clearly above or below that of a peer, and where."""
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
-    names = sorted({peer[0]["library"] for _, peer in pairs}, reverse=True)
-    equal = [pair for pair in pairs if len(pair[0]) == len(pair[1])]
-    signs = [won(*(returns(side, "train100") for side in pair)) for pair in equal]
-    seeds = sorted(len(results) for results, _ in equal)
-
-    told = []
-    for sign, word in ((1, "better"), (-1, "worse")):
-        where = ", ".join(f"{results[0]['algo']} on {results[0]['env']}"
-                          for (results, _), each in zip(equal, signs) if each == sign)
-        told.append(f"{word} in {signs.count(sign)}" + f" ({where})" * bool(where))
+    names = " and ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
+    seeds = sorted(len(peer) for _, peer in pairs)
+    told = (f"- We ran {names} beside {len(pairs)} of our rows, with {seeds[0]} to {seeds[-1]} "
+            "seeds. ")
+    fair = [pair for pair in pairs if len(pair[0]) == len(pair[1]) >= plot.ENOUGH]
+    if not fair:
+        return wrapped(f"{told}To say who is better would take {plot.ENOUGH} of each."
+                       + told_older(sum((results for results, _ in pairs), [])), "  ")
+    signs = [won(*(returns(side, "train100") for side in pair)) for pair in fair]
+    where = {sign: ", ".join(f"{results[0]['algo']} on {results[0]['env']}" for (results, _), each
+                             in zip(fair, signs) if each == sign) or "none" for sign in (1, -1)}
     return wrapped(
-        f"- We ran {' and '.join(names)} beside {len(equal)} of our rows, with as many seeds "
-        f"({seeds[0]} to {seeds[-1]}). By intervals that do not overlap, we are "
-        f"{' and '.join(told)}. Of A2C, only our settings were tuned. Beside "
-        f"{len(pairs) - len(equal)} more rows they have other numbers of seeds."
-        + told_older(sum((results for results, _ in equal), [])), "  ")
+        f"{told}In {len(fair)}, both have as many and at least {plot.ENOUGH}. By intervals that do "
+        f"not overlap, we are better in {where[1]}, worse in {where[-1]}."
+        + told_older(sum((results for results, _ in fair), [])), "  ")
 
 
 def source(path: str, *names: str) -> str:

@@ -5,6 +5,7 @@ import shlex
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import suite, table
@@ -54,22 +55,26 @@ def test_the_best_published_figure_has_the_same_measure_and_number_of_steps():
 
 
 @pytest.mark.parametrize("theirs,clear", [
-    ([1.0, 2.0, 3.0], "ours"), ([41.0, 42.0, 43.0], "theirs"), ([1.0, 2.0, 13.0], ""),
-    ([1.0, 2.0, 3.0, 4.0], ""), ([1.0, 2.0], "")])      # other numbers of seeds
+    ([1.0, 2.0, 3.0, 1.0, 2.0], "ours"), ([41.0, 42.0, 43.0, 41.0, 42.0], "theirs"),
+    ([1.0, 2.0, 13.0, 14.0, 15.0], ""), ([1.0, 2.0, 3.0, 4.0], "")])    # fewer seeds
 def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
-    found = groups(*(result(seed, 9.0 + seed) for seed in (1, 2, 3)), *(
+    found = groups(*(result(seed, 9.0 + seed) for seed in range(1, 6)), *(
         result(seed, end, library="sb3", total_steps=1_001_472)
         for seed, end in enumerate(theirs)))
     (row,) = made("beside", found)
     assert row["peer's seeds"].strip("*") == str(len(theirs))
     assert row["train100"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
-    if len(theirs) == 3:
-        where = {True: "{} in 1 (ppo on Hopper-v4)", False: "{} in 0"}
-        assert ("(3 to 3). By intervals that do not overlap, we are "
-                + where[clear == "ours"].format("better") + " and "
-                + where[clear == "theirs"].format("worse") + "."
-                ) in " ".join(table.wins(found).split())
+    where = {True: "ppo on Hopper-v4", False: "none"}
+    said = (f"we are better in {where[clear == 'ours']}, worse in {where[clear == 'theirs']}."
+            if len(theirs) == 5 else
+            "of our rows, with 4 to 4 seeds. To say who is better would take 5 of each.")
+    assert said in " ".join(table.wins(found).split())
+
+
+def test_a_win_takes_five_seeds_and_minutes_are_those_of_a_quiet_machine():
+    assert [table.won(np.arange(n) + 9.0, np.arange(n) - 9.0) for n in (3, 4, 5)] == [0, 0, 1]
+    assert table.minutes([result(seed, 1.0, seconds=60.0 * seed) for seed in (3, 2, 9)]) == "2.0"
 
 
 
