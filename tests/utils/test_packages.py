@@ -165,11 +165,11 @@ def test_ends_by_new_goals_are_derived_from_success(capsys, monkeypatch):
     assert envs.pop_episodes()[0][-1] == 1
     assert env.compute_terminated(goal, goal, NO_INFO)
     assert not env.compute_terminated(goal, 0 * goal, NO_INFO)
-    monkeypatch.setattr(Parking, "success_ends", False)
-    while not (ended := envs.pop_episodes()):
-        envs.step(np.float32([[0.2]]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Parking, "success_ends", False)
+        while not (ended := envs.pop_episodes()):
+            envs.step(np.float32([[0.2]]))
     assert ended[0][-1] == 1 and not env.compute_terminated(goal, goal, NO_INFO)
-    monkeypatch.undo()
     sac_her.train(cfg)
 
 
