@@ -88,8 +88,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
-        "target_every": 1000, "batch_size": 32, "lr": 1e-3, "eps_end": 0.01,
-        "eps_steps": 100_000}
+        "target_every": 1000, "batch_size": 32, "lr": 5e-4, "eps_end": 0.01,
+        "eps_steps": 100_000, "v_min": -20.0, "v_max": 20.0}
     for_atari = {"v_min": -10.0, "v_max": 10.0}  # for ALE/: clipped rewards
 
     def __post_init__(self):
