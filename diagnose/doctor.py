@@ -4,6 +4,7 @@
     python -m diagnose.doctor learn DIR [...]     write doctor.jsonl from folders of runs
     python -m diagnose.doctor score DIR [...]     write doctor_scores.jsonl: is it right?
 
+Both replace what the files had of the same tasks.
 `learn` takes seeds 1 to LEARNED of clean runs and of those of benchmarks/atlas.py, ppo+ID for a
 planted bug. `score` takes the others. A run is cut into PARTS. Each metric of progress.csv is
 compared with that of clean runs of the same task, in units of their spread:
@@ -247,6 +248,19 @@ def summary(told: list[dict]) -> str:
             f"tasks, {alarms:.0%} were called unusual, but of the planted ones only {noticed:.0%}")
 
 
+def renew(path: Path, found: list[dict]) -> list[dict]:
+    """Write rows to a file in place of those of the same tasks. Return all that it holds."""
+    def task(row):
+        return row["algo"], row["env"], row["steps"]
+
+    new = {task(row) for row in found}
+    rows = [*(row for row in read_lines(path) if task(row) not in new), *found]
+    rows.sort(key=lambda row: (row["algo"], row["bug"], row["env"], row["steps"],
+                               row.get("seed", 0)))
+    write_lines(path, rows)
+    return rows
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m diagnose.doctor", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -255,6 +269,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     learned = args.do == "learn"
     found = learn(args.folders) if learned else score(args.folders)
-    write_lines(DATA if learned else SCORES, found)
+    found = renew(DATA if learned else SCORES, found)
     if not learned:
         print(summary(found))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from diagnose import doctor
-from utils.files import write_lines
+from utils.files import read_lines, write_lines
 
 CLEAN, BUGS = "ppo", {"ppo+time-limit-is-an-end": (5, 0), "ppo+entropy-is-punished": (0, -5)}
 STEPS = 1000
@@ -75,6 +75,16 @@ def test_a_run_that_is_not_over_and_one_of_another_task(runs, learned, capsys):
     (run / "progress.csv").write_text(text.replace("kl", "klunk"))
     doctor.DATA.write_text(doctor.DATA.read_text().replace('"kl"', '"val_max"'))
     assert ask(capsys, run)[1].splitlines()[-1].startswith("unknown ")
+
+
+def test_rows_replace_those_of_their_task_alone(tmp_path):
+    def row(algo, bug, number):
+        return {"algo": algo, "bug": bug, "env": "e", "steps": 9, "number": number}
+
+    path = tmp_path / "rows.jsonl"
+    doctor.renew(path, [row("ppo", "", 1), row("ppo", "x", 2), row("a2c", "", 3)])
+    doctor.renew(path, [row("ppo", "", 4)])
+    assert [each["number"] for each in read_lines(path)] == [3, 4]
 
 
 def test_other_seeds_are_scored(runs, learned, capsys):
