@@ -85,7 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: float = 0.6  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
