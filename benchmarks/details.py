@@ -2,13 +2,16 @@
 
     python benchmarks/details.py train --out DIR [--details raw-rewards ...] [--envs Hopper-v4]
     python benchmarks/details.py collect --out DIR        write details.jsonl
+    python benchmarks/details.py show --details as-openai-baselines > algos/my_ppo.py
 
-DETAILS has the details: each is changed alone, by settings or by edits of algos/ppo.py. The edited
-file becomes the algorithm ppo+NAME of a clone of this repository, so each run keeps its code and
-`train` resumes what was interrupted. What they are compared with are the published runs of PPO in
-results.jsonl with the same seeds. Nothing is trained twice.
+`show` prints ppo.py with a detail changed and its settings as defaults: a file to fork. DETAILS has
+the details: each is changed alone, by settings or by edits of algos/ppo.py; some name others. The
+edited file becomes the algorithm ppo+NAME of a clone of this repository, so each run keeps its code
+and `train` resumes what was interrupted. What they are compared with are the published runs of PPO
+in results.jsonl with the same seeds. Nothing is trained twice.
 """
 import argparse
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -19,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without in
 
 import plot
 from benchmarks import atlas
-from benchmarks.suite import HERE, read
+from benchmarks.suite import HERE, ROOT, read
 from utils.files import read_lines, write_lines
 
 DETAILS = HERE / "details.toml"
@@ -28,8 +31,13 @@ ENVS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
 
 def read_details(names: list[str]) -> list[dict]:
     """Return the details of these names, or all. KeyError: there is none of a name."""
-    found = {each["name"]: {"edits": [], "set": []} | each
+    found = {each["name"]: {"edits": [], "set": [], "also": []} | each
              for each in tomllib.loads(DETAILS.read_text(encoding="utf-8"))["detail"]}
+    for detail in found.values():   # those that it names come before it
+        parts = [*(found[name] for name in detail["also"]), detail]
+        values = dict(pair.split("=") for part in parts for pair in part["set"])    # the last count
+        detail["set"] = [f"{name}={value}" for name, value in values.items()]
+        detail["edits"] = [edit for part in parts for edit in part["edits"]]
     return [found[name] for name in names or found]
 
 
@@ -39,6 +47,15 @@ def edited(detail: dict, text: str) -> str:
         if text.count(old) != 1:
             raise ValueError(f"{detail['name']}: {old!r} stands {text.count(old)} times in ppo.py")
         text = text.replace(old, new)
+    return text
+
+
+def show(detail: dict) -> str:
+    """Return the text of ppo.py with a detail, its settings as defaults."""
+    text = edited(detail, (ROOT / "algos" / "ppo.py").read_text("utf-8"))
+    for name, value in (pair.split("=") for pair in detail["set"]):
+        text, count = re.subn(rf"^(    {name}: \w+ =) \S+", rf"\1 {value}", text, flags=re.M)
+        assert count == 1, name
     return text
 
 
@@ -102,14 +119,16 @@ def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python benchmarks/details.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=["train", "collect"])
-    parser.add_argument("--out", type=Path, required=True, help="the folder of all runs")
+    parser.add_argument("do", choices=["train", "collect", "show"])
+    parser.add_argument("--out", type=Path, default=Path("runs/details"), help="of all runs")
     parser.add_argument("--details", nargs="*", default=[], help="only these; default: all")
     parser.add_argument("--envs", nargs="*", default=ENVS, help="train only on these")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
     chosen = read_details(args.details)
+    if args.do == "show":
+        sys.exit(print(*map(show, chosen), sep="\n", end=""))
     if args.do == "train":
         sys.exit(train(chosen, args.envs, args.seeds, args.out, args.jobs))
     print(len(collect(chosen, args.seeds, args.out)), "rows")

@@ -1,4 +1,5 @@
 """The atlas: its rows can be planted, and it tells what a bug costs. And the runner of bugs."""
+import importlib
 import itertools
 import json
 import subprocess
@@ -6,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import atlas, details, suite
 from diagnose import catalogue
@@ -103,7 +105,21 @@ def test_a_row_names_the_test_that_fails(tmp_path, capsys):
 def test_every_detail_can_be_planted():
     text = catalogue.file_of("ppo").read_text("utf-8")
     for detail in details.read_details([]):
-        assert bool(detail["set"]) != (details.edited(detail, text) != text), detail["name"]
+        assert details.show(detail) != text, detail["name"]
+
+
+def test_a_detail_has_what_it_names_and_shows_a_file_of_its_own(tmp_path, monkeypatch):
+    """Its own setting counts, and the file learns by them without a flag."""
+    detail, = details.read_details(["as-openai-baselines"])
+    assert {"num_envs=1", "lr=3e-4", "std_init=1", "recompute_adv=False"} == {
+        *detail["set"]} - {"minibatch_size=64"}
+    (tmp_path / "my_ppo.py").write_text(details.show(detail), "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("my_ppo")
+    cfg = mine.Config(env="Pendulum-v1", total_steps=256, rollout_steps=128, run_dir="run")
+    assert (cfg.lr, cfg.num_envs, cfg.std_init, cfg.recompute_adv) == (3e-4, 1, 1, False)
+    agent = mine.train(cfg)
+    assert agent.env_act(torch.full((1, 1), 1.5)) == 2 and agent.val_old.shape == (128,)
 
 
 def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, monkeypatch):
