@@ -1,11 +1,14 @@
 """Ask which published rows are of this code: those of algorithm/environment/settings, or all.
 
-    python benchmarks/agree.py ['ppo/Hopper-v4/*' ...]
+    python benchmarks/agree.py ['ppo/Hopper-v4/*' ...] [--by COMMIT]
 
 A row is, if its commit and HEAD have the same syntax trees where learning is computed (suite.py),
 or if runs of both agree: same settings and seed, three reports with learning in them, and 1e-4 in
 all of progress.csv but times, relative to the largest of a column. Up to three seeds are tried, for
 robots make much of rounding. When the code changes: commit it, ask again, and run table.py.
+
+Another processor rounds otherwise, and then a row may not be repeated. With --by COMMIT, rows that
+agreed with the code of COMMIT are of this code if HEAD agrees with COMMIT.
 """
 import json
 import os
@@ -22,7 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
-from benchmarks.suite import HERE, ROOT, code, flags, settings_of, verdict
+from benchmarks.suite import HERE, ROOT, code, flags, settings_of, verdict, verdicts
 from plot import read_columns
 from utils.files import read_lines
 
@@ -84,21 +87,25 @@ def difference(old: dict, new: dict) -> tuple[float, str]:
     return worst
 
 
-def ask(row: dict, seeds: list[int]) -> dict:
+def ask(row: dict, seeds: list[int], by: str = "") -> dict:
     """Return the verdict on a row and its other seeds. RuntimeError: a run cannot be made."""
-    algo, commits, best = row["algo"], (row["git_commit"], "HEAD"), (0.0, "same syntax trees")
+    algo, commits = row["algo"], (by or row["git_commit"], "HEAD")
+    best = 0.0, "same syntax trees"
     old, new = (code(algo, Path(checkout(commit).name)) for commit in commits)
+    row_of = algo, row["env"], settings_of(row), row["git_commit"]
+    if by and not verdicts().get((*row_of, old)):
+        raise RuntimeError(f"it did not agree with {by}")
     for seed in seeds[:3] if old != new else []:
         words = ["--env", row["env"], "--seed", str(seed), *flags(row["changed"])]
         words += ["--report-every", "200"] * ("--start-steps" in usage("HEAD", algo))   # soon
         best = difference(*(run(commit, algo, *words) for commit in commits))
         if best[0] <= 1e-4:
             break
-    return {"algo": algo, "env": row["env"], "settings": settings_of(row), "commit": commits[0],
+    return {"algo": algo, "env": row["env"], "settings": settings_of(row), "commit": row_of[-1],
             "code": new, "agrees": best[0] <= 1e-4, "largest": best[0], "where": best[1]}
 
 
-def main(patterns: list[str]) -> None:
+def main(patterns: list[str], by: str = "") -> None:
     todo = {}
     for row in read_lines(HERE / "results.jsonl"):
         name = f"{row['algo']}/{row['env']}/{settings_of(row)}"
@@ -107,7 +114,7 @@ def main(patterns: list[str]) -> None:
             todo.setdefault((name, row["git_commit"]), []).append(row)
     for (name, commit), rows in todo.items():
         try:
-            told = ask(rows[0], [row["seed"] for row in rows])
+            told = ask(rows[0], [row["seed"] for row in rows], by)
             print(name, commit[:8], told["agrees"], told["largest"], told["where"], flush=True)
             with open(HERE / "verdicts.jsonl", "a") as file:
                 file.write(json.dumps(told) + "\n")
@@ -118,4 +125,5 @@ def main(patterns: list[str]) -> None:
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("patterns", nargs="*", default=["*"])
-    main(parser.parse_args().patterns)
+    parser.add_argument("--by", default="", help="a commit with which these rows agreed")
+    main(**vars(parser.parse_args()))

@@ -60,6 +60,21 @@ def test_a_row_is_of_this_code_if_runs_of_both_agree(trees, today, agrees, where
         "toy", "Toy-v0", "gamma=0.9", "old")
 
 
+def test_a_row_that_agreed_with_a_commit_agrees_with_what_equals_it(trees, monkeypatch):
+    """As on another processor, where old code makes other numbers."""
+    for commit, loss in ("old", 2.0), ("between", 1.0), ("HEAD", 1.00005):
+        trees(commit, loss=loss, other=loss)
+    known = {}
+    monkeypatch.setattr(agree, "verdicts", lambda: known)
+    assert not agree.ask(ROW, [3])["agrees"]
+    with pytest.raises(RuntimeError, match="did not agree with between"):
+        agree.ask(ROW, [3], "between")
+    between = suite.code("toy", agree.checkout("between").name)
+    known["toy", "Toy-v0", "gamma=0.9", "old", between] = True
+    told = agree.ask(ROW, [3], "between")
+    assert told["agrees"] and told["commit"] == "old" and told["code"] != between
+
+
 def test_a_run_that_ends_before_it_learns_gives_no_verdict(trees):
     trees("old", flags="--no-compile")
     trees("HEAD")
