@@ -7,11 +7,13 @@ or if runs of both agree: same settings and seed, three reports with learning in
 all of progress.csv but times, relative to the largest of a column. Up to three seeds are tried, for
 robots make much of rounding. When the code changes: commit it, ask again, and run table.py.
 
-Another processor rounds otherwise, and then a row may not be repeated. With --by COMMIT, rows that
-agreed with the code of COMMIT are of this code if HEAD agrees with COMMIT.
+Rows of bc and gail need demonstrations in this folder, by the names that they have. Another
+processor rounds otherwise, and then a row may not be repeated. With --by COMMIT, rows that agreed
+with the code of COMMIT are of this code if HEAD agrees with COMMIT.
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,8 @@ def checkout(commit: str) -> tempfile.TemporaryDirectory:
     folder = tempfile.TemporaryDirectory()
     files = subprocess.check_output(["git", "archive", commit, "algos", "utils"], cwd=ROOT)
     subprocess.run(["tar", "-x", "-C", folder.name], input=files, check=True)
+    for demos in Path.cwd().glob("*.npz"):      # which rows of bc and gail name
+        shutil.copy(demos, folder.name)
     return folder
 
 
