@@ -133,7 +133,7 @@ def test_commands_of_the_settings_that_a_marker_names():
     assert row["command"] == (
         "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
     assert (row["minutes"], row["seeds"], row["train100"], row["eval"]) == (
-        "1.5", "2*", "2.00", "3.00")
+        "1.0", "2*", "2.00", "3.00")
     (row,) = made("settings sb3*", found)
     assert row["command"] == ("`python benchmarks/sb3.py --algo ppo --env Hopper-v4 --num-envs 4 "
                               "--total-steps 1e6 --out runs/sb3`")
@@ -239,10 +239,11 @@ def test_a_row_has_each_seed_once():
 
 def test_the_benchmarks_begin_with_one_screen():
     text = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
-    assert len(text.split()) <= 1500
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    assert len(" ".join(prose).split()) <= 1000
     (kind, first), (figure, _) = [(order.split()[0], old) for order, old in
                                   table.PART.findall(text)[:2]]
-    assert kind == "beside" and 10 <= len(cells(first)) <= 20 and figure == "mujoco.svg"
+    assert kind == "beside" and 10 <= len(cells(first)) <= 24 and figure == "mujoco.svg"
 
 
 @pytest.mark.slow
