@@ -289,6 +289,12 @@ TWO_RANKS = """
             os.kill(os.getpid(), signal.SIGTERM)
         told["signal"] = ending(log.advance, 100)
 
+    with start(Rare(run_dir="rare")) as log:
+        if rank == 1:                       # the others report at step 300 alone
+            os.kill(os.getpid(), signal.SIGTERM)
+        log.advance(100)
+        told["rare"] = ending(log.advance, 200)
+
     torch.manual_seed(rank)                 # the agent of rank 0 is everybody's from the start
     agent = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     agent[1].running_mean += rank + 1
@@ -320,7 +326,7 @@ def test_two_ranks():
     script(TWO_RANKS, mpiexec(), "-n", "2")
     told = [json.loads(Path(f"rank{rank}.json").read_text()) for rank in (0, 1)]
     for rank in told:
-        assert rank["signal"].startswith("Stopped: signal 15")
+        assert rank["signal"].startswith("Stopped: signal 15") and rank["rare"] == rank["signal"]
         assert "loss is nan at step 200" in rank["nan"]
         assert (rank["late1"], rank["late0"]) == (100, 200)     # rank 0 decides for all
     assert [rank["kept"] for rank in told] == [True, False] and all(r["views"] for r in told)
