@@ -649,8 +649,9 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert small["ppo_popart"] | {"scale_rew": False} == small["ppo"]
     assert suited("ppo_popart") | {"scale_rew": False} == suited("ppo")
     own = {"buffer_size": module("c51").Config.buffer_size, "huber_delta": 1}   # not on CartPole
-    assert small["dqn"] == small["dqn_per"] == small["c51"] | own == small["qr_dqn"] | own
-    assert suited("c51") | own == suited("dqn") | {"v_min": -10, "v_max": 10}
+    assert small["dqn"] == small["dqn_per"] == small["qr_dqn"] | own
+    for found, plain, end in (small["c51"], small["dqn"], 20), (suited("c51"), suited("dqn"), 10):
+        assert found | own == plain | {"lr": 5e-4, "v_min": -end, "v_max": end}
 
 
 # ---- What is refused
