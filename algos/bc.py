@@ -100,7 +100,7 @@ def train(cfg: Config) -> Agent:
         optimizer = Adam(learner)
         # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.
         step = run.start(agent, learner=learner, optimizer=optimizer)
-        if step == 0:  # what `restore` gave to the agent, perhaps from --init-from
+        if step == 0:  # what `start` gave to the agent, perhaps from --init-from
             learner.load_state_dict(agent.state_dict())
         pairs = prepare(agent, pairs.to(run.device))
         held_out = prepare(agent, held_out.to(run.device))

@@ -106,7 +106,8 @@ def ask(row: dict, seeds: list[int], by: str = "") -> dict:
         if best[0] <= 1e-4:
             break
     return {"algo": algo, "env": row["env"], "settings": settings_of(row), "commit": row_of[-1],
-            "code": new, "agrees": best[0] <= 1e-4, "largest": best[0], "where": best[1]}
+            "code": new, "agrees": best[0] <= 1e-4, "largest": best[0], "where": best[1]
+            } | ({"by": by} if by else {})
 
 
 def main(patterns: list[str], by: str = "") -> None:

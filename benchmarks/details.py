@@ -35,9 +35,8 @@ def read_details(names: list[str]) -> list[dict]:
              for each in tomllib.loads(DETAILS.read_text(encoding="utf-8"))["detail"]}
     for detail in found.values():   # those that it names come before it
         parts = [*(found[name] for name in detail["also"]), detail]
-        values = dict(pair.split("=") for part in parts for pair in part["set"])    # the last count
-        detail["set"] = [f"{name}={value}" for name, value in values.items()]
-        detail["edits"] = [edit for part in parts for edit in part["edits"]]
+        for key in "set", "edits":
+            detail[key] = [each for part in parts for each in part[key]]
     return [found[name] for name in names or found]
 
 
@@ -128,7 +127,8 @@ if __name__ == "__main__":
     args = parser.parse_args()
     chosen = read_details(args.details)
     if args.do == "show":
-        sys.exit(print(*map(show, chosen), sep="\n", end=""))
+        print(*map(show, chosen), sep="\n", end="")
+        sys.exit()
     if args.do == "train":
         sys.exit(train(chosen, args.envs, args.seeds, args.out, args.jobs))
     print(len(collect(chosen, args.seeds, args.out)), "rows")

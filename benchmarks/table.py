@@ -294,8 +294,8 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     where = {sign: ", ".join(f"{results[0]['algo']} on {results[0]['env']}" for (results, _), each
                              in zip(fair, signs) if each == sign) or "none" for sign in (1, -1)}
     return wrapped(
-        f"{told}In {len(fair)}, both have as many and at least {plot.ENOUGH}. By intervals that do "
-        f"not overlap, we are better in {where[1]}, worse in {where[-1]}."
+        f"{told}Of {len(fair)}, both have as many, at least {plot.ENOUGH}. By intervals that do "
+        f"not overlap, ours are better in {where[1]}, worse in {where[-1]}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 
 

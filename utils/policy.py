@@ -59,7 +59,7 @@ class Policy(nn.Module):
             raise ValueError(f"an observation is {obs_space.dtype}; this one is {obs.dtype}")
         if not all_finite(obs):
             raise ValueError("the observation has NaN or infinity in it")
-        # PyTorch takes no flipped arrays and no foreign byte order.
+        # PyTorch takes no flipped arrays, no foreign byte order, and floats of 4 or 8 bytes.
         kind = f"f{min(max(obs.itemsize, 4), 8)}" if obs.dtype.kind == "f" else obs.dtype
         obs = np.array(obs, kind, order="C")
         act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))

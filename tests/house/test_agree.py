@@ -73,6 +73,13 @@ def test_a_row_that_agreed_with_a_commit_agrees_with_what_equals_it(trees, monke
     known["toy", "Toy-v0", "gamma=0.9", "old", between] = True
     told = agree.ask(ROW, [3], "between")
     assert told["agrees"] and told["commit"] == "old" and told["code"] != between
+    assert told["by"] == "between"
+
+
+def test_a_checkout_has_the_demonstrations_of_the_folder():
+    Path("e.npz").touch()
+    folder = Path(agree.checkout("HEAD").name)
+    assert (folder / "e.npz").exists() and (folder / "algos/bc.py").exists()
 
 
 def test_a_run_that_ends_before_it_learns_gives_no_verdict(trees):

@@ -109,10 +109,11 @@ def test_every_detail_can_be_planted():
 
 
 def test_a_detail_has_what_it_names_and_shows_a_file_of_its_own(tmp_path, monkeypatch):
-    """Its own setting counts, and the file learns by them without a flag."""
+    """The file learns by them without a flag."""
     detail, = details.read_details(["as-openai-baselines"])
     assert {"num_envs=1", "lr=3e-4", "std_init=1", "recompute_adv=False"} == {
         *detail["set"]} - {"minibatch_size=64"}
+    assert '"terminated": done, "done": done' in details.show(detail)
     (tmp_path / "my_ppo.py").write_text(details.show(detail), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     mine = importlib.import_module("my_ppo")

@@ -66,7 +66,7 @@ def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
     assert row["train100"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
     where = {True: "ppo on Hopper-v4", False: "none"}
-    said = (f"we are better in {where[clear == 'ours']}, worse in {where[clear == 'theirs']}."
+    said = (f"ours are better in {where[clear == 'ours']}, worse in {where[clear == 'theirs']}."
             if len(theirs) == 5 else
             "of our rows, with 4 to 4 seeds. To say who is better would take 5 of each.")
     assert said in " ".join(table.wins(found).split())

@@ -61,6 +61,9 @@ class Run:
 
     def __init__(self, cfg):
         check_ranks(cfg.num_procs)
+        if cfg.async_envs and cfg.num_envs == 1:
+            raise UsageError("--async-envs steps environments at the same time; it takes "
+                             "--num-envs 2 or more, and this is 1")
         self.cfg = cfg = from_root(find_run_dir, replace(cfg, num_procs=mpi.size()))
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0

@@ -111,9 +111,6 @@ def check_settings(cfg):
         check_range(cfg, "rollout_steps", low=2 * cfg.num_envs)
     if "buffer_size" in settings:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
-    if cfg.async_envs and settings.get("num_envs") == 1:
-        raise UsageError("--async-envs steps environments at the same time; it takes --num-envs 2 "
-                         "or more, and this is 1")
     for a, b in DIVIDES:
         if {a, b} <= settings.keys() and settings[a] % settings[b]:
             raise UsageError(f"{flag(a)} is {settings[a]}; it takes a multiple of {flag(b)}, which "
