@@ -1,14 +1,15 @@
-"""What does each of PPO's implementation details cost? Train with it changed, and compare.
+"""What does each detail of an algorithm cost? Train with it changed, and compare.
 
     python benchmarks/details.py train --out DIR [--details raw-rewards ...] [--envs Hopper-v4]
     python benchmarks/details.py collect --out DIR        write details.jsonl
     python benchmarks/details.py show --details as-openai-baselines > algos/my_ppo.py
 
-`show` prints ppo.py with a detail changed and its settings as defaults: a file to fork. DETAILS has
-the details: each is changed alone, by settings or by edits of algos/ppo.py; some name others. The
-edited file becomes the algorithm ppo+NAME of a clone of this repository, so each run keeps its code
-and `train` resumes what was interrupted. What they are compared with are the published runs of PPO
-in results.jsonl with the same seeds. Nothing is trained twice.
+`show` prints an algorithm with a detail changed and its settings as defaults: a file to fork.
+DETAILS has two studies, of PPO's implementation details and of Rainbow's parts. Each detail is
+changed alone, by settings or by edits of the file; some name others. The edited file becomes the
+algorithm ppo+NAME of a clone of this repository, so each run keeps its code and `train` resumes
+what was interrupted. A detail is compared with runs of the same seeds in which nothing is changed:
+PPO's are the published ones in results.jsonl, Rainbow's the detail `rainbow`.
 """
 import argparse
 import re
@@ -26,32 +27,38 @@ from benchmarks.suite import HERE, ROOT, read
 from utils.files import read_lines, write_lines
 
 DETAILS = HERE / "details.toml"
-ENVS = ["HalfCheetah-v4", "Hopper-v4", "Walker2d-v4"]
 
 
 def read_details(names: list[str]) -> list[dict]:
-    """Return the details of these names, or all. KeyError: there is none of a name."""
-    found = {each["name"]: {"edits": [], "set": [], "also": []} | each
-             for each in tomllib.loads(DETAILS.read_text(encoding="utf-8"))["detail"]}
-    for detail in found.values():   # those that it names come before it
-        parts = [*(found[name] for name in detail["also"]), detail]
-        for key in "set", "edits":
-            detail[key] = [each for part in parts for each in part[key]]
+    """Return the details of these names, or all. KeyError: there is none of a name.
+
+    algo, envs, plain    of the study: its file, tasks, and the detail that changes nothing, or ""
+    """
+    found = {}
+    for study in tomllib.loads(DETAILS.read_text(encoding="utf-8"))["study"]:
+        about = {name: study[name] for name in ("algo", "envs", "plain")}
+        for each in study["detail"]:
+            detail = {"edits": [], "set": [], "also": []} | each | about
+            parts = [*(found[name] for name in detail["also"]), detail]  # those before it
+            for key in "set", "edits":
+                detail[key] = [value for part in parts for value in part[key]]
+            found[detail["name"]] = detail
     return [found[name] for name in names or found]
 
 
 def edited(detail: dict, text: str) -> str:
-    """Return the text of ppo.py with the edits. ValueError: a text does not stand in it once."""
+    """Return the text of a file with the edits. ValueError: a text does not stand in it once."""
     for old, new in detail["edits"]:
         if text.count(old) != 1:
-            raise ValueError(f"{detail['name']}: {old!r} stands {text.count(old)} times in ppo.py")
+            raise ValueError(f"{detail['name']}: {old!r} stands {text.count(old)} times in "
+                             f"{detail['algo']}.py")
         text = text.replace(old, new)
     return text
 
 
 def show(detail: dict) -> str:
-    """Return the text of ppo.py with a detail, its settings as defaults."""
-    text = edited(detail, (ROOT / "algos" / "ppo.py").read_text("utf-8"))
+    """Return the text of the algorithm with a detail, its settings as defaults."""
+    text = edited(detail, (ROOT / "algos" / f"{detail['algo']}.py").read_text("utf-8"))
     for name, value in (pair.split("=") for pair in detail["set"]):
         text, count = re.subn(rf"^(    {name}: \w+ =) \S+", rf"\1 {value}", text, flags=re.M)
         assert count == 1, name
@@ -61,11 +68,13 @@ def show(detail: dict) -> str:
 def train(details: list[dict], envs: list[str], seeds: int, out: Path, jobs: int) -> int:
     """Train in a clone of this commit, which out/tree keeps. Return 1 if a run failed."""
     algos, status = atlas.clone(out) / "algos", 0
-    text = (algos / "ppo.py").read_text("utf-8")
     for detail in details:
-        name = f"ppo+{detail['name']}" if detail["edits"] else "ppo"
-        (algos / f"{name}.py").write_text(edited(detail, text), "utf-8")
-        status |= atlas.sweep(out, detail["name"], [name], envs, detail["set"], seeds, jobs)
+        algo = detail["algo"]
+        text = edited(detail, (algos / f"{algo}.py").read_text("utf-8"))
+        name = f"{algo}+{detail['name']}" if detail["edits"] else algo
+        (algos / f"{name}.py").write_text(text, "utf-8")
+        status |= atlas.sweep(out, detail["name"], [name], envs or detail["envs"], detail["set"],
+                              seeds, jobs)
     return status
 
 
@@ -94,24 +103,31 @@ def ratio(*returns: np.ndarray, axis: int = -1) -> np.ndarray:
                            for plain, changed in zip(means[::2], means[1::2])], axis=0))
 
 
+def unchanged(detail: dict, rows: list[dict]) -> dict[str, dict[int, float]]:
+    """Return {env: {seed: train100}} of the runs to compare a detail with."""
+    if detail["plain"]:
+        return {row["env"]: dict(zip(row["seeds"], row["train100"]))
+                for row in rows if row["detail"] == detail["plain"]}
+    published = read(HERE / "results.jsonl")
+    found = {env: published.get((env, "plainrl", detail["algo"], ""), []) for env in detail["envs"]}
+    return {env: {each["seed"]: each["train100"] for each in runs} for env, runs in found.items()}
+
+
 def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
     """Return each detail with {env: its returns} and the ratio with its interval, if all are there.
 
-    The ratio is to the published runs with the same seeds.
+    The ratio is to the runs with the same seeds in which nothing is changed.
     """
-    plain = {env: found for (env, library, algo, settings), found in read(
-        HERE / "results.jsonl").items() if (library, algo, settings) == ("plainrl", "ppo", "")}
-    table = []
+    table, rows = [], read_lines(HERE / "details.jsonl")
     for detail in read_details([]):
-        rows = {row["env"]: row for row in read_lines(HERE / "details.jsonl")
-                if row["detail"] == detail["name"]}
-        pairs = []
-        for env in ENVS if rows.keys() >= {*ENVS} else ():
-            seeds = rows[env]["seeds"]
-            pairs += [np.array([each["train100"] for each in plain[env] if each["seed"] in seeds]),
-                      np.array(rows[env]["train100"])]
+        mine = {row["env"]: row for row in rows if row["detail"] == detail["name"]}
+        plain, pairs = unchanged(detail, rows), []
+        for env in detail["envs"] if mine.keys() >= {*detail["envs"]} <= plain.keys() else ():
+            row = mine[env]
+            pairs += [np.array([plain[env][seed] for seed in row["seeds"]]),
+                      np.array(row["train100"])]
         told = (float(ratio(*pairs)), *plot.interval(pairs, ratio, plot.FEW)) if pairs else None
-        table.append((detail, {env: row["train100"] for env, row in rows.items()}, told))
+        table.append((detail, {env: row["train100"] for env, row in mine.items()}, told))
     return table
 
 
@@ -121,7 +137,7 @@ if __name__ == "__main__":
     parser.add_argument("do", choices=["train", "collect", "show"])
     parser.add_argument("--out", type=Path, default=Path("runs/details"), help="of all runs")
     parser.add_argument("--details", nargs="*", default=[], help="only these; default: all")
-    parser.add_argument("--envs", nargs="*", default=ENVS, help="train only on these")
+    parser.add_argument("--envs", nargs="*", default=[], help="train only on these")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
@@ -133,4 +149,4 @@ if __name__ == "__main__":
         sys.exit(train(chosen, args.envs, args.seeds, args.out, args.jobs))
     print(len(collect(chosen, args.seeds, args.out)), "rows")
     for detail, returns, told in compared():
-        print(detail["name"], *(f"{env} {np.mean(x):.0f}" for env, x in returns.items()), told)
+        print(detail["name"], *(f"{env} {np.mean(x):.1f}" for env, x in returns.items()), told)

@@ -103,8 +103,8 @@ def test_a_row_names_the_test_that_fails(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_every_detail_can_be_planted():
-    text = catalogue.file_of("ppo").read_text("utf-8")
     for detail in details.read_details([]):
+        text = catalogue.file_of(detail["algo"]).read_text("utf-8")
         assert details.show(detail) != text, detail["name"]
 
 
@@ -124,8 +124,11 @@ def test_a_detail_has_what_it_names_and_shows_a_file_of_its_own(tmp_path, monkey
 
 
 def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, monkeypatch):
+    chosen = details.read_details(["raw-rewards", "sigma-1"])
+    envs = chosen[0]["envs"]
+
     def write(folder, seeds, train100, **more):
-        for seed, env in itertools.product(seeds, details.ENVS):
+        for seed, env in itertools.product(seeds, envs):
             path = tmp_path / folder / env / f"seed{seed}"
             path.mkdir(parents=True)
             (path / "result.json").write_text(json.dumps({
@@ -139,16 +142,26 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     write("raw-rewards", range(1, 4), lambda seed: 50.0 + 10 * (seed - 2),
           changed={"scale_rew": False})
     write("sigma-1", range(1, 3), lambda seed: 1.0, changed={"std_init": 1})
-    chosen = details.read_details(["raw-rewards", "sigma-1"])
     rows = details.collect(chosen, 3, tmp_path)
     assert [(row["detail"], row["env"], row["train100"]) for row in rows] == [
-        ("raw-rewards", env, [40, 50, 60]) for env in details.ENVS]
+        ("raw-rewards", env, [40, 50, 60]) for env in envs]
     told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
     middle, low, high = told.pop("raw-rewards")
     assert middle == pytest.approx(0.5) and 0.4 <= low < 0.5 < high <= 0.6
     assert set(told.values()) == {None}
     with pytest.raises(ValueError, match="stands 0 times"):
-        details.edited({"name": "x", "edits": [["no such text", ""]]}, "text")
+        details.edited({"name": "x", "algo": "ppo", "edits": [["no such text", ""]]}, "text")
+    # Where a study has a detail that changes nothing, its runs are compared with.
+    for name, end in ("rainbow", 10.0), ("one-step", 5.0):
+        for seed, env in itertools.product((1, 2), details.read_details([name])[0]["envs"]):
+            path = tmp_path / name / env.replace("/", "-") / f"seed{seed}"
+            path.mkdir(parents=True)
+            (path / "result.json").write_text(json.dumps({
+                "env": env, "algo": "rainbow", "seed": seed, "train100": end,
+                "git_commit": "abc", "total_steps": 9}))
+    details.collect(details.read_details(["rainbow", "one-step"]), 2, tmp_path)
+    told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
+    assert (told["rainbow"][0], told["one-step"][0]) == (1, 0.5) and told["raw-rewards"]
 
 
 @pytest.mark.slow
