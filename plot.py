@@ -30,13 +30,13 @@ from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
 from utils.errors import UsageError
-from utils.logger import read_table
-from utils.run.command import as_text, program, read_command
+from utils.files import read_table
+from utils.command import as_text, program, read_command
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
 # Runs that differ only in these settings are seeds of the same line.
 PLACE = {"env", "seed", "run_dir", "resume", "overwrite", "device", "torch_threads", "num_procs",
-         "bf16", "eval_every"}
+         "bf16", "eval_every", "async_envs"}
 # Okabe and Ito's palette for colour-blind readers, grey instead of its yellow.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #888888".split()
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,

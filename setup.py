@@ -9,7 +9,7 @@ CORE = [
     # Tensors, gradients and optimizers. The tests run with 2.13, and once ran with 2.15; a newer
     # one may change the results of a seed.
     "torch>=2.11,<2.16",
-    # Environments, vector environments, episode statistics and the video recorder.
+    # Environments, vector environments and episode statistics.
     "gymnasium[mujoco]>=1.4,<2",
     "mujoco>=3,<5",         # physics of HalfCheetah and others; gymnasium sets no upper bound
     "numpy>=2",             # arrays of observations and actions; NumPy 1 rounds scalars otherwise

@@ -49,7 +49,8 @@ from utils.envs import make_envs, stack_steps
 from utils.nets import ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp
 from utils.optim import RMSProp
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.stats import RunningStats
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -66,17 +67,17 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 16  # N, parallel environments (8 to 40)
     report_every: int = 4000  # environment steps between rows of the log
     rollout_steps: int = 160  # T x N, samples per rollout; N has to divide it
-    lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
+    lr: Positive = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's or TensorFlow 1's rule
-    rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    rmsprop_eps: Positive = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
@@ -264,7 +265,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ from utils.envs import make_envs, stack_steps
 from utils.nets import ObsStats, head_sizes, make_encoder, mlp
 from utils.optim import RMSProp
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Natural, Positive, Run, RunConfig, main
+from utils.stats import RunningStats
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -75,15 +76,15 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     report_every: int = 4000  # environment steps between rows of the log
     rollout_steps: int = 320  # T x N, samples per rollout; N has to divide it
     buffer_size: int = 64_000  # environment steps kept: whole rollouts, at least one
-    replay_ratio: int = 4  # updates on replayed rollouts per new one (0 to 8)
-    lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
+    replay_ratio: Natural = 4  # updates on replayed rollouts per new one (0 to 8)
+    lr: Positive = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 1.0  # Retrace's lambda (lower: more bias; higher: more variance)
-    max_ratio: float = 10.0  # c, the limit of ratios in the policy gradient (1 to 10)
+    rmsprop_eps: Positive = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 1.0  # Retrace's lambda (lower: more bias; higher: more variance)
+    max_ratio: Positive = 10.0  # c, limit of ratios in the policy gradient (1 to 10)
     max_slope: float = 0.1  # limit of the KL's slope: `project` (0.01 to 0.5); 0: off
-    tau: float = 0.01  # Polyak coefficient of the average; 1 - alpha in the paper
+    tau: Fraction = 0.01  # Polyak coefficient of the average; 1 - alpha in the paper
     vf_coef: float = 0.5  # weight of the loss of Q (0.1 to 1)
     ent_coef: float = 0.01  # weight of the entropy bonus (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -348,7 +349,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.policy_avg = copy.deepcopy(self.policy_net()).requires_grad_(False)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

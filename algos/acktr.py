@@ -54,7 +54,8 @@ from utils.envs import make_envs, stack_steps
 from utils.nets import ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp
 from utils.optim import Optimizer
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.stats import RunningStats
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -72,26 +73,22 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 16  # N, parallel environments (8 to 64)
     report_every: int = 4000  # environment steps between rows of the log
     rollout_steps: int = 320  # T x N, samples per rollout; N has to divide it
-    lr: float = 0.25  # initial upper limit of eta, eta_max in the paper (0.03 to 1)
+    lr: Positive = 0.25  # initial upper limit of eta, eta_max in the paper (0.03 to 1)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
-    v_max_kl: float = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
-    momentum: float = 0.9  # weight of earlier steps in the mean step (0 to 0.95)
-    damping: float | None = None  # lambda, added to F; default 0.01, if discrete 0.1
-    decay: float = 0.95  # weight of the old X and S in their averages (0.9 to 0.99)
+    max_kl: Positive = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
+    v_max_kl: Positive = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
+    momentum: Fraction = 0.9  # weight of earlier steps in the mean step (0 to 0.95)
+    damping: Positive | None = None  # lambda, added to F; default 0.01, if discrete 0.1
+    decay: Fraction = 0.95  # weight of the old X and S in their averages (0.9 to 0.99)
     inverse_every: int = 5  # updates between inversions of X_d and S_d (1 to 50)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 0.6  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 0.6  # initial sigma before tanh, if continuous (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_range(self, "damping", above=0)  # X and S may be singular
 
 
 # ===================================== data types =====================================
@@ -434,7 +431,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.stats import RunningStats
 
 
 # ======================================= config =======================================
@@ -49,9 +50,9 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 2e6  # environment steps, rounded up to whole iterations
     num_envs: int = 8  # environments that are stepped together
     directions: int = 8  # N, random directions per iteration (1 to 256)
-    top: float = 0.5  # b / N, share of the directions that are used (0.1 to 1)
-    lr: float = 0.02  # alpha, the step size (0.01 to 0.1)
-    noise: float = 0.03  # nu, how far to move along a direction (0.01 to 0.1)
+    top: Fraction = 0.5  # b / N, share of the directions that are used (0.1 to 1)
+    lr: Positive = 0.02  # alpha, the step size (0.01 to 0.1)
+    noise: Positive = 0.03  # nu, how far to move along a direction (0.01 to 0.1)
     norm_obs: bool = True  # normalise observations by their running statistics
 
 
@@ -164,7 +165,7 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.actor = nn.Linear(obs_space.shape[0], int(num_outputs))
         nn.utils.vector_to_parameters(0 * self.weights, self.actor.parameters())
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        self.obs_stats = RunningStats(obs_space.shape)  # at first mean 0, std 1
 
     @property
     def weights(self) -> Float32[Tensor, "weights"]:

@@ -52,7 +52,7 @@ from utils.errors import UsageError
 from utils.nets import ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Natural, Positive, Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
@@ -64,15 +64,15 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     demos: str = ""  # demonstrations (python -m utils.play RUN --record demos.npz)
-    num_trajectories: int = 0  # number of episodes to use, from the first; 0: all
+    num_trajectories: Natural = 0  # number of episodes to use, from the first; 0: all
     subsample: int = 20  # keep every n-th pair of an episode, from a random offset
     held_out: float = 0.3  # share of the pairs held out for validation (0.1 to 0.3)
     total_steps: float = 1e4  # gradient steps, rounded up to a multiple of check_every
     check_every: int = 100  # gradient steps between checks of the held-out loss
     batch_size: int = 128  # B, pairs per gradient step (32 to 512)
-    lr: float = 1e-3  # Adam's learning rate, constant (1e-4 to 1e-3)
+    lr: Positive = 1e-3  # Adam's learning rate, constant (1e-4 to 1e-3)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
     def __post_init__(self):

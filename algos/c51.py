@@ -53,7 +53,8 @@ from utils.errors import UsageError
 from utils.nets import head_sizes, is_image, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import (
+    Fraction, Natural, Positive, Real, Run, RunConfig, check_range, main)
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -72,18 +73,18 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 50_000  # transitions in the replay buffer
-    start_steps: int = 1000  # environment steps before the updates start
+    start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 500  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
-    lr: float = 2.5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
+    lr: Positive = 2.5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: Fraction = 0.04  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
     num_atoms: int = 51  # n, atoms (21 to 101)
-    v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first
-    v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
+    v_min: Real = -100.0  # z_0; symmetric, so that Q is near 0 at first
+    v_max: Real = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
@@ -286,13 +287,13 @@ class Agent(Policy):  # which adds predict(obs)
         self.register_buffer("atoms", atoms)  # z_0, ..., z_{n-1}
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
-    def load_state_dict(self, state: dict) -> None:
-        """UsageError if these weights were trained with other atoms (--init-from)."""
+    def adopt(self, state: dict) -> None:
+        """UsageError if weights for --init-from were trained with other atoms."""
         atoms = state["atoms"]
         if not torch.equal(atoms.to(self.atoms), self.atoms):
             raise UsageError(f"--init-from: its weights need --num-atoms {len(atoms)} "
                              f"--v-min {atoms[0]:g} --v-max {atoms[-1]:g}")
-        super().load_state_dict(state)
+        super().adopt(state)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:

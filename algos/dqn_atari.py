@@ -52,7 +52,7 @@ from utils.envs import make_envs
 from utils.nets import cnn_out, mlp, nature_cnn
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Natural, Positive, Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -70,18 +70,18 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # frames in the replay buffer
-    start_steps: int = 20_000  # environment steps before the updates start
+    start_steps: Natural = 20_000  # environment steps before the updates start
     update_every: int = 4  # environment steps per update
     target_every: int = 1000  # environment steps between copies to critic_targ
     batch_size: int = 32  # B, samples per update (usually 32 to 512)
-    lr: float = 1e-4  # Adam's initial learning rate (1e-5 to 1e-3)
+    lr: Positive = 1e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = False  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    eps_end: float = 0.01  # final probability of a random action (0.01 to 0.1)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: Fraction = 0.01  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 250_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
-    huber_delta: float = 1.0  # d, the error beyond which L is linear (1 to 100)
+    huber_delta: Positive = 1.0  # d, the error beyond which L is linear (1 to 100)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 

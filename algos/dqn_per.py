@@ -51,7 +51,7 @@ from utils.envs import make_envs
 from utils.nets import head_sizes, is_image, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Natural, Positive, Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -69,20 +69,20 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 150_000  # transitions in the replay buffer
-    start_steps: int = 1000  # environment steps before the updates start
+    start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 100  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
-    lr: float = 2.5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
+    lr: Positive = 2.5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: Fraction = 0.04  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
-    huber_delta: float = 100.0  # d, the error beyond which L is linear (1 to 100)
-    omega: float = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
-    beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
+    huber_delta: Positive = 100.0  # d, the error beyond which L is linear (1 to 100)
+    omega: Fraction = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
+    beta_start: Fraction = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise

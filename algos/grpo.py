@@ -49,7 +49,7 @@ from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Natural, Positive, Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call. A token is the number of a character.
 Prompts = Int64[Tensor, "B prompt"]  # padded with END on the left
@@ -70,22 +70,20 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     batch_size: int = 32  # prompts per iteration (16 to 1024)
     group_size: int = 8  # G, answers to each prompt (4 to 64)
     epochs: int = 4  # gradient steps per iteration, each on all answers (1 to 8)
-    lr: float = 5e-4  # the initial learning rate (from 1e-6 for large models to 1e-3)
+    lr: Positive = 5e-4  # initial learning rate (from 1e-6 for large models to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    clip_ratio: float = 0.2  # c, PPO's clipping range (0.1 to 0.3)
+    clip_ratio: Positive = 0.2  # c, PPO's clipping range (0.1 to 0.3)
     kl_coef: float = 0.04  # beta, weight of the KL to the reference (0 to 0.1)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     baseline: Literal["std", "mean", "none"] = "std"  # (r - mean) / std, r - mean, or r
     length_norm: bool = True  # an answer's loss: the mean over its tokens, or the sum
-    pretrain_steps: int = 500  # gradient steps on the corpus; --init-from skips them
+    pretrain_steps: Natural = 500  # gradient steps on the corpus; none with --init-from
     width: int = 64  # numbers per token in the transformer; a multiple of 16
     layers: int = 2  # blocks of the transformer (1 to 4)
 
     def __post_init__(self):
         super().__post_init__()
         check_range(self, "group_size", low=2, high=1e5)  # raises UsageError
-        check_range(self, "kl_coef pretrain_steps", low=0)
-        check_range(self, "width layers", low=1, high=1e4)
         if self.width % 16:
             raise UsageError(f"--width is {self.width}; it takes a multiple of 16")
 

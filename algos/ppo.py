@@ -53,7 +53,8 @@ from utils.nets import (
     Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp, part_sizes)
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.stats import RunningStats, moments
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -71,16 +72,16 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
     minibatch_size: int = 256  # B, samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
-    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)
+    lr: Positive = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    clip_ratio: Positive = 0.2  # epsilon in the paper, range of the ratio (0.1 to 0.3)
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 0.6  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 0.6  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
@@ -223,7 +224,7 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
-    _, mean, var = mpi.moments(adv.T)  # [M], over all processes (float64, ddof 0)
+    _, mean, var = moments(adv.T)  # [M], over all processes (float64, ddof 0)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
@@ -316,7 +317,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ from utils.nets import (
     Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp, part_sizes)
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Fraction, Positive, Run, RunConfig, check_range, main
+from utils.stats import RunningStats, moments
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -71,21 +72,21 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
     minibatch_size: int = 256  # B, samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
-    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)
+    lr: Positive = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     ext_coef: float = 2.0  # weight of A among advantages (0: i alone)
     int_coef: float = 1.0  # weight of A_i among advantages (0: PPO but for L_i)
     int_gamma: float = 0.99  # discount factor of i (0.9 to 0.999)
-    pred_lr: float = 1e-3  # Adam's learning rate for the predictor (1e-4 to 1e-3)
-    pred_share: float = 1.0  # share of each rollout that it sees (less: i lasts longer)
-    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    pred_lr: Positive = 1e-3  # Adam's learning rate for the predictor (1e-4 to 1e-3)
+    pred_share: Positive = 1.0  # share of a rollout that it sees (less: i lasts longer)
+    clip_ratio: Positive = 0.2  # epsilon in the paper, range of the ratio (0.1 to 0.3)
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 0.6  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 0.6  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
@@ -99,9 +100,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
 
     def __post_init__(self):
         super().__post_init__()
-        check_range(self, "ext_coef int_coef", low=0)  # raises UsageError
-        check_range(self, "int_gamma", low=0, high=0.9999)  # else J grows for ever
-        check_range(self, "pred_lr pred_share", above=0, high=1)
+        check_range(self, "int_gamma", high=0.9999)  # raises UsageError; J would grow
+        check_range(self, "pred_share", high=1)
 
 
 # ===================================== data types =====================================
@@ -287,7 +287,7 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
-    _, mean, var = mpi.moments(adv.T)  # [M], over all processes (float64, ddof 0)
+    _, mean, var = moments(adv.T)  # [M], over all processes (float64, ddof 0)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
@@ -397,10 +397,10 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.int_critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
-        self.novelty_stats = mpi.RunningStats(obs_space.shape)  # of s', also of images
-        self.int_sum_stats = mpi.RunningStats(())  # of J: see `add_intrinsic`
+        self.novelty_stats = RunningStats(obs_space.shape)  # of s', also of images
+        self.int_sum_stats = RunningStats(())  # of J: see `add_intrinsic`
         self.register_buffer("int_sum", torch.zeros(()))  # the last J, mean of N: saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ from utils.envs import make_envs, stack_steps
 from utils.nets import head_sizes, is_image, make_encoder
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -67,11 +67,11 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 256  # T x N, samples per rollout; N and B have to divide it
     minibatch_size: int = 64  # B, samples per gradient step (32 to 512)
     epochs: int = 4  # passes over each rollout (1 to 4)
-    lr: float = 5e-4  # Adam's initial learning rate (1e-4 to 1e-3)
+    lr: Positive = 5e-4  # Adam's initial learning rate (1e-4 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.9  # lambda (0: only the next reward; 1: all rewards of the rollout)
-    eps_end: float = 0.05  # final probability of a random action (0.01 to 0.1)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.9  # lambda (0: only the next reward; 1: all of the rollout)
+    eps_end: Fraction = 0.05  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 50_000  # environment steps in which eps falls from 1 to eps_end
     max_grad_norm: float = 10.0  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations

@@ -51,7 +51,7 @@ from utils.envs import make_envs
 from utils.nets import head_sizes, is_image, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Fraction, Natural, Positive, Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -69,12 +69,12 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 100_000  # transitions in the replay buffer
-    start_steps: int = 1000  # environment steps with random actions, before the updates
+    start_steps: Natural = 1000  # environment steps with random actions before updates
     update_every: int = 1  # environment steps per update
     batch_size: int = 128  # B, samples per update (usually 64 to 512)
-    lr: float = 5e-4  # Adam's learning rate (1e-4 to 1e-3)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    tau: float = 0.01  # Polyak coefficient of the target networks (0.001 to 0.02)
+    lr: Positive = 5e-4  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    tau: Fraction = 0.01  # Polyak coefficient of the target networks (0.001 to 0.02)
     alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is H_0
     target_entropy_ratio: float = 0.2  # H_0 / log k, below 1 (0.2 to 0.9; paper: 0.98)
@@ -86,9 +86,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
 
     def __post_init__(self):
         super().__post_init__()
-        check_range(self, "alpha", low=0)  # raises UsageError
         if self.learn_alpha:  # by way of log alpha
-            check_range(self, "alpha", above=0)
+            check_range(self, "alpha", above=0)  # raises UsageError
         check_range(self, "target_entropy_ratio", low=0, high=0.99)
 
 

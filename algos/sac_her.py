@@ -53,7 +53,7 @@ from utils.goals import NO_INFO, goal_env
 from utils.nets import mlp
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Fraction, Natural, Positive, Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -70,22 +70,21 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random at first; None: total_steps/10, max 1e4
+    start_steps: Natural | None = None  # random at first; None: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # B, samples per update (usually 64 to 512)
-    lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    her_k: int = 4  # k, relabelled transitions per original one (4 or 8); 0: plain SAC
+    lr: Positive = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    tau: Fraction = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
+    her_k: Natural = 4  # k, relabelled transitions per original (4 or 8); 0: plain SAC
     alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
         super().__post_init__()
-        check_range(self, "alpha", low=0)  # raises UsageError
         if self.learn_alpha:  # by way of log alpha
-            check_range(self, "alpha", above=0)
+            check_range(self, "alpha", above=0)  # raises UsageError
 
 
 # ===================================== data types =====================================

@@ -51,7 +51,7 @@ from utils.envs import make_envs
 from utils.nets import mlp
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Natural, Positive, Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -67,12 +67,12 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random at first; None: total_steps/10, max 1e4
+    start_steps: Natural | None = None  # random at first; None: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # B, samples per update (usually 64 to 512)
-    lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
+    lr: Positive = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    tau: Fraction = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     act_noise: float = 0.1  # std of the noise for exploration (0.05 to 0.3)
     target_noise: float = 0.2  # std of the noise on the target's action (0.1 to 0.3)
     noise_clip: float = 0.5  # bound on the noise on the target's action (0.3 to 0.5)

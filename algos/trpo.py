@@ -57,7 +57,8 @@ from utils.nets import (
     ObsStats, SquashedGaussian, has_images, head_sizes, make_encoder, mlp)
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.stats import RunningStats, moments
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -76,16 +77,16 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 2048  # T x N, samples per rollout; N has to divide it
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
-    v_lr: float = 1e-3  # the critic's learning rate at the start of an update
-    max_kl: float = 0.01  # maximum KL, mean over action dimensions (0.001 to 0.05)
+    v_lr: Positive = 1e-3  # the critic's learning rate at the start of an update
+    max_kl: Positive = 0.01  # maximum KL, mean over action dimensions (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.001 to 0.1)
     fisher_every: int = 1  # the Fisher matrix is that of one sample in k (1 to 5)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "fisher_every": 5, "v_steps": 24}
@@ -258,7 +259,7 @@ def step_fraction(agent: Agent, ret: PerStep) -> Scalar:
     """
     if not agent.cfg.scale_rew:
         ret = ret / (agent.reward_sum_stats.var + 1e-8).sqrt()
-    _, _, var = mpi.moments(ret.flatten())  # over all processes
+    _, _, var = moments(ret.flatten())  # over all processes
     return (2 * var.sqrt()).clamp(max=1).float()
 
 
@@ -392,7 +393,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

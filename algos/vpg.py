@@ -54,7 +54,8 @@ from utils.nets import (
     ObsStats, SquashedGaussian, has_images, head_sizes, make_encoder, mlp)
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, main
+from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.stats import RunningStats
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -72,13 +73,13 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
-    lr: float = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
-    v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
+    lr: Positive = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
+    v_lr: Positive = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
+    gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
+    lam: Fraction = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
@@ -278,7 +279,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
-        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

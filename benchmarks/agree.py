@@ -1,6 +1,6 @@
 """Ask which published rows are of this code: those of algorithm/environment/settings, or all.
 
-    python benchmarks/agree.py ['ppo/Hopper-v4/*' ...] [--by COMMIT]
+    python -m benchmarks.agree ['ppo/Hopper-v4/*' ...] [--by COMMIT]
 
 A row is, if its commit and HEAD have the same syntax trees where learning is computed (suite.py),
 or if runs of both agree: same settings and seed, three reports with learning in them, and 1e-4 in
@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 from benchmarks.suite import HERE, ROOT, code, flags, settings_of, verdict, verdicts
 from plot import read_columns

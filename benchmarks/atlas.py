@@ -1,8 +1,8 @@
 """What do silent bugs cost? Train files with a planted bug beside clean ones, and compare.
 
-    python benchmarks/atlas.py train --out DIR [--bugs ppo-time-limit-is-an-end ...] [--jobs 2]
-    python benchmarks/atlas.py collect --out DIR    write atlas.jsonl and figures/atlas.svg
-    python benchmarks/atlas.py catch [--bugs ...]   note in atlas.jsonl which test fails first
+    python -m benchmarks.atlas train --out DIR [--bugs ppo-time-limit-is-an-end ...] [--jobs 2]
+    python -m benchmarks.atlas collect --out DIR    write atlas.jsonl and figures/atlas.svg
+    python -m benchmarks.atlas catch [--bugs ...]   note in atlas.jsonl which test fails first
 
 With --seeds 5, rows have five seeds; the same command without it adds the others.
 
@@ -39,8 +39,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
 from benchmarks.suite import HERE, ROOT
@@ -265,7 +263,7 @@ def note(line: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python benchmarks/atlas.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.atlas", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=["train", "collect", "catch"])
     parser.add_argument("--out", type=Path, help="the folder of all runs")

@@ -1,8 +1,8 @@
 """What does each detail of an algorithm cost? Train with it changed, and compare.
 
-    python benchmarks/details.py train --out DIR [--details raw-rewards ...] [--envs Hopper-v4]
-    python benchmarks/details.py collect --out DIR        write details.jsonl
-    python benchmarks/details.py show --details as-openai-baselines > algos/my_ppo.py
+    python -m benchmarks.details train --out DIR [--details raw-rewards ...] [--envs Hopper-v4]
+    python -m benchmarks.details collect --out DIR        write details.jsonl
+    python -m benchmarks.details show --details as-openai-baselines > algos/my_ppo.py
 
 `show` prints an algorithm with a detail changed and its settings as defaults: a file to fork.
 DETAILS has two studies, of PPO's implementation details and of Rainbow's parts. Each detail is
@@ -18,8 +18,6 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
 from benchmarks import atlas
@@ -132,7 +130,7 @@ def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python benchmarks/details.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.details", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("do", choices=["train", "collect", "show"])
     parser.add_argument("--out", type=Path, default=Path("runs/details"), help="of all runs")

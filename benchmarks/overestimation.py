@@ -2,7 +2,7 @@
 
     python -m algos.ddpg --env Hopper-v4 --eval-every 5000 --run-dir runs/q/ddpg
     python -m algos.td3 --env Hopper-v4 --eval-every 5000 --run-dir runs/q/td3
-    python benchmarks/overestimation.py runs/q/ddpg runs/q/td3
+    python -m benchmarks.overestimation runs/q/ddpg runs/q/td3
 
 It adds their rows to overestimation.csv and draws figures/overestimation.svg from all rows. Q is a
 mean over the states of ten evaluated episodes; `discounted` is the discounted return that followed
@@ -13,8 +13,6 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 from utils.run.directory import read_config
 

@@ -1,6 +1,6 @@
 """Run a peer of the published figures: stable-baselines3, or sb3-contrib.
 
-    python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out DIR
+    python -m benchmarks.sb3 --algo ppo --env HalfCheetah-v4 --seed 1 --out DIR
 
 Environments, protocol and sizes equal ours, and so do the settings that both have: `as_theirs`
 takes them from the Config of our file. Where a peer lacks a setting of ours, it has its default:
@@ -28,8 +28,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 from utils.run.directory import plain_settings
 
@@ -186,7 +184,7 @@ def curve(rows: list[list], total: int) -> list[list]:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python benchmarks/sb3.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sb3", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", required=True,
                         help="ppo, ppo_lstm, a2c, trpo, ddpg, td3, sac or dqn")

@@ -1,10 +1,10 @@
 """Time whole training runs here and in stable-baselines3 or SBX, in turn, in pairs.
 
-    python benchmarks/speed.py --num-envs 8 --pairs 5
-    python benchmarks/speed.py --algo sac --num-envs 1 --steps 5000 [--peer sbx]
-    python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
-    python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
-    python benchmarks/speed.py --algo a2c --env ALE/Pong-v5 --num-envs 16 --steps 8000 [--bf16]
+    python -m benchmarks.speed --num-envs 8 --pairs 5
+    python -m benchmarks.speed --algo sac --num-envs 1 --steps 5000 [--peer sbx]
+    python -m benchmarks.speed --algo dqn --env CartPole-v1 --num-envs 1
+    python -m benchmarks.speed --algo ppo_lstm --env CartPole-v1 --steps 50000
+    python -m benchmarks.speed --algo a2c --env ALE/Pong-v5 --num-envs 16 --steps 8000 [--bf16]
 
 Both train with the same settings, those of our Config but for SETTINGS, without
 evaluation: benchmarks/sb3.py gives them to the peer. Both processes count the
@@ -24,9 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run without installation
 
 from benchmarks.suite import HERE, ROOT
 from utils.files import read_lines, write_lines
@@ -109,8 +106,9 @@ def config(args: argparse.Namespace, steps: int, **given):
 
 def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> tuple[float, dict]:
     """Return the seconds of a whole process, start-up included, and its counts."""
-    command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
-               "--num-envs", str(args.num_envs), "--threads", str(threads), "--steps", str(steps)]
+    command = [sys.executable, "-m", "benchmarks.speed", "--child", library, "--algo", args.algo,
+               "--env", args.env, "--num-envs", str(args.num_envs),
+               "--threads", str(threads), "--steps", str(steps)]
     if library == "plainrl":
         command += ["--bf16"] * args.bf16 + ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
@@ -151,7 +149,7 @@ def keep(args: argparse.Namespace, command: str, ratios: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python benchmarks/speed.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", default="ppo",
                         help="ppo, ppo_lstm, a2c, trpo, ddpg, td3, sac, dqn or dqn_atari")

@@ -1,8 +1,8 @@
 """Make the tables, figures and numbers of the pages in PAGES.
 
-    python benchmarks/table.py                      rewrite all between markers, and figures/
-    python benchmarks/table.py --check              only say which parts are stale
-    python benchmarks/table.py --add RUNS results   add a folder of runs to results.jsonl
+    python -m benchmarks.table                      rewrite all between markers, and figures/
+    python -m benchmarks.table --check              only say which parts are stale
+    python -m benchmarks.table --add RUNS results   add a folder of runs to results.jsonl
 
 A marker names a kind of table, or a figure, and the rows of results.jsonl that it shows, as
 patterns of algorithm/environment/settings. No settings means the defaults; * before the algorithm
@@ -26,6 +26,7 @@ Some kinds take no patterns:
     <!-- made: atlas -->                        what bugs cost, and whether the doctor names them
     <!-- made: symptoms -->                     the first metric that shows a bug, by metric
     <!-- made: speed -->                        ratios of speed.jsonl (benchmarks/speed.py)
+    <!-- made: takes -->                        the spaces that each algorithm takes
 
 Of rows with the same settings, those of this code alone are shown, if they are at least half
 (benchmarks/agree.py). All others have their commit beside them. Brackets hold 95% percentile
@@ -41,24 +42,25 @@ import sys
 from collections import defaultdict
 from contextlib import redirect_stderr
 from fnmatch import fnmatch
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
+from scipy.stats import ttest_ind
 
 import plot
 from benchmarks import suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
 from diagnose import catalogue, doctor
 from utils.files import read_lines
+from utils.spaces import KINDS
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
-         "docs/settings.md", "docs/debugging.md")
+         "docs/settings.md", "docs/debugging.md", "docs/howto.md")
 # What the learning of every algorithm is computed with.
-HELPERS = ("utils/mpi.py", "utils/optim.py", "utils/nets.py", "utils/envs.py")
+HELPERS = ("utils/mpi.py", "utils/stats.py", "utils/optim.py", "utils/nets.py", "utils/envs.py")
 # Default settings, for any number of steps and rules of a game.
 PLAIN = re.compile(r"(env_kwargs=\{[^}]*\},?)?(total_steps=[^,]*)?")
 PART = re.compile(r"<!-- made: ([^\n]+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -154,15 +156,21 @@ def peer_of(env: str, algo: str, results: list[dict], groups: dict[Key, list[dic
                 [])
 
 
-def won(a: np.ndarray, b: np.ndarray) -> int:
-    """Return 1 if a is clearly above b, -1 if it is clearly below, else 0.
+def difference(a: np.ndarray, b: np.ndarray) -> tuple[float, float, float]:
+    """Return mean(a) - mean(b) and its 95% interval (Welch's t), NaN for fewer than ENOUGH of each.
 
-    Clearly: they have equally many seeds, at least ENOUGH, and their intervals do not overlap.
+    Unlike a bootstrap, it needs no random numbers that could decide a close case.
     """
-    if len(a) != len(b) or len(a) < plot.ENOUGH:
-        return 0
-    (_, low, high), (_, other_low, other_high) = estimate(a), estimate(b)
-    return int(low > other_high) - int(high < other_low)
+    if min(len(a), len(b)) < plot.ENOUGH or np.ptp(a) == np.ptp(b) == 0:
+        return float(a.mean() - b.mean()), np.nan, np.nan
+    low, high = ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    return float(a.mean() - b.mean()), float(low), float(high)
+
+
+def won(a: np.ndarray, b: np.ndarray) -> int:
+    """Return 1 if a is clearly above b, -1 if it is clearly below, else 0."""
+    _, low, high = difference(a, b)
+    return int(low > 0) - int(high < 0)
 
 
 def beside(groups: dict[Key, list[dict]], name: str = "train100") -> str:
@@ -197,7 +205,7 @@ def command(result: dict) -> str:
     if "library" not in result:
         return shlex.join(["python", "-m", f"algos.{result['algo']}", *words])
     total = f"{result['total_steps']:.2g}".replace("+0", "")
-    return shlex.join(["python", "benchmarks/sb3.py", "--algo", result["algo"], *words,
+    return shlex.join(["python", "-m", "benchmarks.sb3", "--algo", result["algo"], *words,
                        "--total-steps", total, "--out", "runs/sb3"])
 
 
@@ -265,11 +273,10 @@ def caption(groups: dict[Key, list[dict]]) -> str:
     told = defaultdict(list)
     for (env, library, algo, _), results in groups.items():
         values = returns(results, "train100")
-        ends = " to ".join(dict.fromkeys(f"{end:.0f}" for end in (values.min(), values.max())))
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
-                         f"{values.mean():.0f} ({len(values)} seeds: {ends})")
-    return wrapped("*Mean return of the last 100 training episodes (seeds: lowest to highest); "
-                   "stable-baselines3 has our settings. "
+                         f"{values.mean():.0f} ({len(values)} seeds)")
+    return wrapped("*Mean return of the last 100 training episodes. stable-baselines3 has our "
+                   "settings, but twice the weight of the value loss. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
 
@@ -286,17 +293,33 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     seeds = sorted(len(peer) for _, peer in pairs)
     told = (f"- We ran {names} beside {len(pairs)} of our rows, with {seeds[0]} to {seeds[-1]} "
             "seeds. ")
-    fair = [pair for pair in pairs if len(pair[0]) == len(pair[1]) >= plot.ENOUGH]
+    fair = [pair for pair in pairs if min(map(len, pair)) >= plot.ENOUGH]
     if not fair:
         return wrapped(f"{told}To say who is better would take {plot.ENOUGH} of each."
                        + told_older(sum((results for results, _ in pairs), [])), "  ")
-    signs = [won(*(returns(side, "train100") for side in pair)) for pair in fair]
-    where = {sign: ", ".join(f"{results[0]['algo']} on {results[0]['env']}" for (results, _), each
-                             in zip(fair, signs) if each == sign) or "none" for sign in (1, -1)}
+    where = {1: [], -1: [], 0: []}
+    for ours_, theirs in fair:
+        both = [returns(side, "train100") for side in (ours_, theirs)]
+        by = plot.cell(difference(*both))
+        where[won(*both)].append(f"{ours_[0]['algo']} on {ours_[0]['env']}, by {by}")
+    better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
     return wrapped(
-        f"{told}Of {len(fair)}, both have as many, at least {plot.ENOUGH}. By intervals that do "
-        f"not overlap, ours are better in {where[1]}, worse in {where[-1]}."
+        f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. Ours are better in {better}; "
+        f"worse in {worse}. In brackets is the 95% interval of the difference (Welch's t); where "
+        "it contains 0, neither is better."
         + told_older(sum((results for results, _ in fair), [])), "  ")
+
+
+def takes() -> str:
+    """Return which algorithms take which spaces, as their Agents declare."""
+    found = defaultdict(list)
+    for path in sorted(ROOT.glob("algos/[a-z]*.py")):
+        kinds = import_module(f"algos.{path.stem}").Agent.takes
+        found[kinds["obs"], kinds["act"]].append(path.stem)
+    return plot.table([{"algorithms": ", ".join(names)} | {
+        side: ", ".join(KINDS[kind].partition(" (")[0] for kind in kinds.split())
+        for side, kinds in zip(("observations", "actions"), both)}
+        for both, names in sorted(found.items(), key=lambda pair: pair[1])])
 
 
 def source(path: str, *names: str) -> str:
@@ -346,7 +369,7 @@ def speeds() -> str:
     """Return a table of speed.jsonl."""
     peers = {"sb3": "stable-baselines3", "sbx": "SBX"}
     return plot.table([{
-        "algorithm": row["algo"], "`python benchmarks/speed.py`": f"`{row['command']}`",
+        "algorithm": row["algo"], "`python -m benchmarks.speed`": f"`{row['command']}`",
         "peer": peers[row["peer"]], "ratios": " ".join(f"{x:.2f}" for x in row["ratios"]),
         "median": f"{np.median(row['ratios']):.2f}", "commit": row["commit"][:8],
     } for row in read_lines(HERE / "speed.jsonl")])
@@ -413,7 +436,7 @@ def made(order: str, old: str, page: str, groups: dict[Key, list[dict]], folder:
              "runs": lambda: runs(old, groups, page), "verdict": lambda: wins(groups),
              "caption": lambda: caption(choose(drawn(*words), groups)),
              "source": lambda: source(*words), "size": size, "atlas": bugs,
-             "symptoms": symptoms, "speed": speeds}
+             "symptoms": symptoms, "speed": speeds, "takes": takes}
     return kinds[kind]()
 
 
@@ -450,7 +473,7 @@ def update(save: bool) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python benchmarks/table.py", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs=2, metavar=("RUNS", "SUITE"), help="such as runs results")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page is stale")

@@ -16,15 +16,18 @@ A bug has a signature, the mean z of its runs. A run is unusual if enough of its
 clean runs of a task are known, healthy is what lies between those of all other tasks, and only
 metrics without a unit count.
 """
-import argparse
 import re
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from diagnose import catalogue
 from plot import read_columns
+from utils.command import program, read_command
+from utils.errors import UsageError
 from utils.files import read_lines, write_lines
 from utils.run.directory import read_config
 
@@ -39,8 +42,8 @@ IGNORED = {"step", "time", "steps_per_second", "lr", "eps", "beta"}
 
 def parts(folder) -> dict[str, np.ndarray]:
     """Return each metric of a run as its means over PARTS, NaN where nothing is known."""
+    total = read_config(folder)["settings"]["total_steps"]  # UsageError: it is no run
     columns = read_columns(Path(folder, "progress.csv"))
-    total = read_config(folder)["settings"]["total_steps"]
     bins = np.ceil(PARTS * columns["step"] / total).clip(1, PARTS)
     found = {}
     for name in columns.keys() - IGNORED:
@@ -261,14 +264,23 @@ def renew(path: Path, found: list[dict]) -> list[dict]:
     return rows
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m diagnose.doctor", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=["learn", "score"])
-    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
-    args = parser.parse_args()
-    learned = args.do == "learn"
-    found = learn(args.folders) if learned else score(args.folders)
+@dataclass(frozen=True)
+class Doctor:
+    do: Literal["learn", "score"]  # what to write: doctor.jsonl, or doctor_scores.jsonl
+    folders: tuple[Path, ...]  # of runs
+
+
+def main(asked: Doctor) -> None:
+    """Write a file. UsageError: there is no run."""
+    learned = asked.do == "learn"
+    if not (found := learn(asked.folders) if learned else score(asked.folders)):
+        raise UsageError(f"{' '.join(map(str, asked.folders))}: no finished runs, nothing to "
+                         f"{asked.do}")
     found = renew(DATA if learned else SCORES, found)
     if not learned:
         print(summary(found))
+
+
+if __name__ == "__main__":
+    with program():
+        main(read_command(Doctor, __doc__, "python -m diagnose.doctor"))

@@ -21,7 +21,7 @@ from diagnose.envs import Probe
 from utils import sweep
 from utils.errors import UsageError
 from utils.load import find_module
-from utils.run.command import program, read_command
+from utils.command import program, read_command
 from utils.run.settings import parse as parse_command
 
 GAMMA = 0.5

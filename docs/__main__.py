@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import UsageError
-from utils.run.command import program, read_command
+from utils.command import program, read_command
 
 NEEDED = ("sphinx", "furo", "myst_nb", "latex2mathml", "ziamath")
 

@@ -166,5 +166,5 @@ def measured(row: dict) -> str:
         "the return of each</th><th>steps to 80% of the clean gain</th></tr></thead><tbody>"
         f"{body}</tbody></table></div><p>{cost}</p><p>{shown}</p>{caught}"
         f"<p>{row['steps']:,} steps{settings}, commit {row['commit']}. To repeat it:</p>"
-        f'<div class="command"><code>python benchmarks/atlas.py train --out DIR --bugs {row["bug"]}'
+        f'<div class="command"><code>python -m benchmarks.atlas train --out DIR --bugs {row["bug"]}'
         "</code></div>")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
+from utils.policy import Policy
 from utils.run import Run, RunConfig
 
 
@@ -25,7 +26,7 @@ class Config(RunConfig):
 class Agent(torch.nn.Linear):
     """What evaluations ask of an agent."""
 
-    q_value = None
+    q_value, adopt = None, Policy.adopt
 
 
 class Stop(Exception):

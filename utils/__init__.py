@@ -1,6 +1,7 @@
-"""What the algorithm files share. What is learned is computed with the first four:
+"""What the algorithm files share. What is learned is computed with the first five:
 
-    mpi.py          processes: averages, moments and running statistics over all of them
+    mpi.py          processes, and averages over all of them
+    stats.py        mean and variance over processes, and running ones
     optim.py        Adam and RMSProp
     nets.py         layers for vectors, encoders for images, distributions of actions
     envs.py         make_envs, rollouts as tensors
@@ -17,6 +18,7 @@ An algorithm file may also import:
 Two files are programs: play.py (evaluate a run, record a video or demonstrations, export it) and
 sweep.py (many runs, their results). The others stand behind these:
 
+    command.py      command lines, and how a program ends
     load.py         the trained policy of a run
     env_ids.py      names of environments, and what can be wrong with them
     spaces.py       kinds of spaces, and those that stand for others
@@ -24,7 +26,7 @@ sweep.py (many runs, their results). The others stand behind these:
     evaluate.py     returns of a policy
     logger.py       progress.csv, episodes.csv, TensorBoard, console
     atari.py        what Atari games show a learner
-    files.py        files that a kill leaves whole
+    files.py        files that a kill leaves whole; .jsonl and .csv
     export.py       a policy as an ONNX graph
     film.py         pictures and films of an episode
     results.py      result.json, what is published of a run

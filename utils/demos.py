@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from utils import mpi
+from utils.atari import AtariRules
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import close, evaluate
@@ -47,7 +48,8 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
                  max_steps: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
     """Call `evaluate`, write the episodes to `file`, and return (returns, lengths)."""
     envs = make_envs(cfg, episodes)
-    envs.clip_rewards = envs.lives_end = False  # only a learner needs clipped ones
+    if isinstance(envs, AtariRules):  # which are for a learner
+        envs.clip_rewards = envs.lives_end = False
     steps = []
     returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic, max_steps=max_steps,
                                 envs=envs, steps=steps)

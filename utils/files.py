@@ -1,5 +1,6 @@
-"""Files that a kill leaves whole, or leaves as they were; .jsonl among them."""
+"""Files that a kill leaves whole, or leaves as they were; .jsonl and .csv among them."""
 
+import csv
 import json
 import os
 from contextlib import contextmanager
@@ -41,6 +42,12 @@ def read_lines(path):
 def write_lines(path, objects):
     """Write a .jsonl file: one object a line."""
     write_text(path, "".join(json.dumps(each) + "\n" for each in objects))
+
+
+def read_table(run_dir, name):
+    """Return the rows of a csv file, as dicts of texts."""
+    with open(Path(run_dir, name), newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def check_target(flag, file, suffixes):

@@ -1,5 +1,6 @@
 """What an episode looks like: in a window, or drawn into an .mp4 or a small .gif."""
 
+import copy
 import ctypes
 import importlib
 import math
@@ -16,7 +17,7 @@ import numpy as np
 from utils.env_ids import is_game, refusing_bad_env
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate, seed_of
+from utils.evaluate import seed_of
 from utils.spaces import one_line
 
 
@@ -91,38 +92,39 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
     """
     import imageio.v2 as imageio  # an extra
 
-    game, steps = is_game(cfg.env, "ALE/"), []
+    game, small = is_game(cfg.env, "ALE/"), file.endswith(".gif")
     fps, every = 15 if game else envs.metadata.get("render_fps") or 30, 1
     options = {"fps": fps, "codec": "libx264", "macro_block_size": 2,  # even sides
                "ffmpeg_log_level": "error"}
-    small = file.endswith(".gif")
     if small:  # it compresses badly: MOST_FRAMES, at most 20 per second, 240 pixels wide
         every = math.ceil(fps / 20)
         options = {"duration": 1000 * every / fps, "loop": 0}
-
-    def film():
-        """Draw the state before each step. Beside an Atari game, a second one is played alike."""
-        if steps:
-            steps[-1] = steps[-1][1]  # the action alone: observations would fill memory
-        if len(steps) == max_steps:
-            return True  # ends the episode here
-        if game and steps:
-            shown, *_ = envs.step(agent.env_act(steps[-1]))
-        elif game:
-            shown, _ = envs.reset(seed=seed_of(seed, 2))  # as in `evaluate`
-        if len(steps) % every == 0 and not (small and len(steps) >= MOST_FRAMES * every):
-            frame = shown[0, 0] if game else draw(envs)
-            stride = math.ceil(frame.shape[1] / 240) if small else 1
-            writer.append_data(frame[::stride, ::stride])
-
+    drawn = range(0, MOST_FRAMES * every if small else max_steps, every)
+    played = make_envs(cfg, 1) if game else envs  # an Atari game is played twice, alike
+    agent = copy.deepcopy(agent)
+    agent.forget()
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         made = Path(folder, Path(file).name)
         try:
-            with closing(envs), imageio.get_writer(made, **options) as writer:
-                returns, lengths = evaluate(agent, cfg, 1, seed, deterministic, film, max_steps,
-                                            None if game else envs, steps)
+            with closing(envs), closing(played), imageio.get_writer(made, **options) as writer:
+                shown, _ = envs.reset(seed=seed_of(seed, 2))  # as in `evaluate`
+                obs, _ = played.reset(seed=seed_of(seed, 2))
+                for step in range(max_steps):
+                    if step in drawn:
+                        frame = shown[0, 0] if game else draw(envs)
+                        stride = math.ceil(frame.shape[1] / 240) if small else 1
+                        writer.append_data(frame[::stride, ::stride])
+                    act = agent.env_act(agent.act(obs, deterministic))
+                    obs, _, _, _, infos = played.step(act)
+                    if game:
+                        shown, *_ = envs.step(act)
+                    if "episode" in infos:
+                        end = float(infos["episode"]["r"][0]), int(infos["episode"]["l"][0])
+                        break
+                else:
+                    end = 0.0, 0
             os.replace(made, file)
         except OSError as error:  # the rest of the message is FFmpeg's command
             reason = str(error).splitlines()[0]
             raise UsageError(f"--video {file} cannot be written: {reason}") from None
-    return float(returns[0]), int(lengths[0])
+    return end

@@ -10,7 +10,6 @@ from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.directory import has_changed, read_config
-from utils.spaces import from_plain
 
 
 def find_module(name: str, asked: str):
@@ -44,14 +43,18 @@ def load_agent(run, best: bool = False):
     Needs no environment, unless an old version made the run or its spaces are of unusual kinds.
     Warns if the present code is not that of the run.
     """
-    module, cfg, policy = read_run(run, best)
+    return build_agent(run, *read_run(run, best))
+
+
+def build_agent(run, module, cfg, policy: dict):
+    """Return the Agent of a run of which `read_run` has returned the rest: see `load_agent`."""
     if has_changed(module.Config, run):
         warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
-                      f"differently; {run}/algo.py is the code of the run", stacklevel=2)
+                      f"differently; {run}/algo.py is the code of the run", stacklevel=3)
     if policy.get("spaces"):
-        agent = module.Agent(*from_plain(policy["spaces"]), cfg)
+        agent = module.Agent(*checkpoint.from_plain(policy["spaces"]), cfg)
     else:
         with closing(make_envs(cfg, 1)) as envs:
             agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    checkpoint.load_into(agent, policy["agent"], run)
+    checkpoint.load_into(agent.load_state_dict, policy["agent"], run)
     return agent.eval()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils.files import write_text
+from utils.files import read_table, write_text
 
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
@@ -119,12 +119,6 @@ def merge(name, summaries):
             return {name: float(numbers.mean())}
         return {f"{name}_{what}": float(getattr(numbers, what)())
                 for what in ("mean", "std", "min", "max")}
-
-
-def read_table(run_dir, name):
-    """Return the rows of a csv file, as dicts of texts."""
-    with open(Path(run_dir, name), newline="") as file:
-        return list(csv.DictReader(file))
 
 
 class Table:

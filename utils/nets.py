@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from utils import mpi
 from utils.spaces import (  # noqa: F401  (algorithm files take some of them here)
     has_images, image_layout, is_image, part_sizes)
+from utils.stats import RunningStats
 
 
 def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
@@ -81,7 +81,7 @@ class Categoricals(Distribution):
         return sum(part.entropy() for part in self.parts)
 
 
-class ObsStats(mpi.RunningStats):
+class ObsStats(RunningStats):
     """Running statistics of all that is no image, which stays as it is."""
 
     def __init__(self, space: gym.Space):

@@ -26,8 +26,8 @@ from utils.evaluate import evaluate
 from utils.export import export
 from utils.files import check_target
 from utils.film import make_drawn, make_window, write_video
-from utils.load import load_agent, read_run
-from utils.run.command import program, read_command
+from utils.load import build_agent, load_agent, read_run
+from utils.command import program, read_command
 from utils.run.settings import check_range
 
 
@@ -69,11 +69,11 @@ def main(play: Play) -> np.ndarray | None:
         check_target("--video", play.video, (".mp4", ".gif"))
     if play.record:
         check_target("--record", play.record, (".npz",))
-    _, cfg, policy = read_run(play.run, play.best)
+    module, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(cfg.torch_threads)
     drawn = make_drawn(cfg, play.video) if play.video else None
     window = make_window(cfg) if play.render else None
-    agent = load_agent(play.run, play.best)
+    agent = build_agent(play.run, module, cfg, policy)
     # best.pt was chosen by its returns in the episodes of the run's own seed.
     seed = cfg.seed + play.best if play.seed is None else play.seed
     deterministic = not play.stochastic

@@ -1,18 +1,16 @@
 """The parent of every Agent: which spaces it takes, and what it does with one observation."""
 
-import importlib
-import pkgutil
-
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
-from torch import nn
+from torch import Tensor, nn
 
 from utils.errors import UsageError
 from utils.mpi import say_once
 from utils.spaces import (
     KINDS, MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, fits, misfit, num_acts,
     obs_kind, one_line)
+from utils.stats import RunningStats
 from utils.wrappers import all_finite
 
 
@@ -37,6 +35,18 @@ class Policy(nn.Module):
 
     def forget(self, done: np.ndarray | None = None) -> None:
         """Clear the memory where an episode is `done` [N], or everywhere. Most agents have none."""
+
+    def adopt(self, state: dict[str, Tensor]) -> None:
+        """Load the state dict of a run of another task, for --init-from.
+
+        The bounds of actions, `low` and `high`, stay those of this task. Running statistics are
+        the other's until the first update replaces them.
+        """
+        own = self.state_dict()
+        self.load_state_dict(state | {name: own[name] for name in ("low", "high") if name in own})
+        for part in self.modules():
+            if isinstance(part, RunningStats):
+                part.count.zero_()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
         """One raw observation -> the deterministic action for `env.step`; N of them -> N actions.
@@ -95,24 +105,9 @@ def check_spaces(obs_space, act_space, takes):
              ("action", act_space, kinds[1], takes["act"]))
     for side, space, kind, wanted in sides:
         if not fits(kind, wanted):
-            many = num_acts(act_space) > MOST_ACTS
-            fit = ", ".join(fitting_algos(kinds[0], "parts" if many else kinds[1]))
-            help = f"algorithms for this one: {fit}" if fit else "docs/howto.md says what to do"
-            if side == "action" and many:
+            help = "docs/howto.md has a table of what each takes, and what helps"
+            if side == "action" and num_acts(space) > MOST_ACTS:
                 help = f"{num_acts(space):.4g} combinations are more than {MOST_ACTS:,}; {help}"
             space = getattr(space, "own", space)
             raise UsageError(f"--env has the {side} space {one_line(space)}; this algorithm takes "
                              f"{' or '.join(KINDS[name] for name in wanted.split())}; {help}")
-
-
-def fitting_algos(obs, act):
-    """Return the names of the algorithms that take these kinds of spaces."""
-    names = []
-    for each in pkgutil.iter_modules(importlib.import_module("algos").__path__):
-        try:
-            takes = importlib.import_module(f"algos.{each.name}").Agent.takes
-        except Exception:  # no algorithm, or somebody's unfinished one
-            continue
-        if fits(obs, takes["obs"]) and fits(act, takes["act"]):
-            names.append(each.name)
-    return names

@@ -16,13 +16,12 @@ import torch
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate
-from utils.files import write_text
-from utils.load import load_agent, read_run
-from utils.logger import read_table
+from utils.files import read_table, write_text
+from utils.load import build_agent, read_run
 from utils.run.directory import read_config
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
-BACKEND = {"bf16", "device", "torch_threads"}  # they change numbers only by rounding
+BACKEND = {"bf16", "device", "torch_threads", "async_envs"}  # they change numbers only by rounding
 NO_NUMBERS = {"eval_every"}  # they change no number of training
 
 
@@ -52,7 +51,7 @@ def make_result(run: Path) -> dict:
     eval_curve    at most 100 evaluations during training, as pairs of step and mean return
     resumed       where the run was resumed, by which commit; only if it was
     """
-    _, cfg, policy = read_run(run)
+    module, cfg, policy = read_run(run)
     config, last = read_config(run), policy["step"]
     episodes, reports = read_table(run, "episodes.csv"), read_table(run, "progress.csv")
     returns = np.array([float(row["ep_ret"]) for row in episodes])
@@ -63,7 +62,8 @@ def make_result(run: Path) -> dict:
     torch.set_num_threads(cfg.torch_threads)
     with closing(make_envs(cfg, 1)) as envs:
         classic = "classic_control" in str(envs.unwrapped.spec.entry_point)
-    final, _ = evaluate(load_agent(run), cfg, 100 if classic else 10, cfg.seed)
+    agent = build_agent(run, module, cfg, policy)
+    final, _ = evaluate(agent, cfg, 100 if classic else 10, cfg.seed)
     settings = {name: x for name, x in vars(cfg).items() if name not in OURS | NO_NUMBERS}
     usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
     usual |= {"total_steps": type(cfg).for_env(cfg.env).total_steps}

@@ -9,7 +9,6 @@ import math
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from utils.errors import UsageError
 
@@ -231,35 +230,3 @@ def as_array(value) -> np.ndarray:
 
 def one_line(text) -> str:
     return " ".join(str(text).split())
-
-
-# What the spaces that a checkpoint may hold are made from: attributes of the same names.
-MADE_FROM = {gym.spaces.Box: "low high dtype", gym.spaces.Discrete: "n start dtype",
-             gym.spaces.MultiDiscrete: "nvec start dtype", gym.spaces.MultiBinary: "n",
-             gym.spaces.Dict: "spaces", gym.spaces.Tuple: "spaces",
-             FlatBox: "own", Numbered: "own", Parts: "own"}
-
-
-def to_plain(value):
-    """Return spaces as plain values and tensors. LookupError, TypeError, ValueError: it cannot."""
-    if isinstance(value, gym.Space):  # not of a subclass, whose values may mean something else
-        names = MADE_FROM[type(value)].split()
-        parts = {name: to_plain(getattr(value, name)) for name in names}
-        return {"kind": type(value).__name__} | parts
-    if isinstance(value, dict | tuple):  # a Dict made from pairs keeps their order
-        return [to_plain(part) for part in (value.items() if isinstance(value, dict) else value)]
-    if isinstance(value, np.ndarray):
-        return torch.tensor(value)
-    if not isinstance(value, str | int | np.integer | np.dtype):
-        raise TypeError(f"{value!r} is not plain")
-    return int(value) if isinstance(value, int | np.integer) else str(value)
-
-
-def from_plain(value):
-    """Return the spaces that `to_plain` had."""
-    if isinstance(value, dict):
-        kind = next(kind for kind in MADE_FROM if kind.__name__ == value["kind"])
-        return kind(**{name: from_plain(value[name]) for name in MADE_FROM[kind].split()})
-    if isinstance(value, list):
-        return [from_plain(part) for part in value]
-    return value.numpy() if isinstance(value, torch.Tensor) else value

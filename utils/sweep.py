@@ -23,7 +23,7 @@ from typing import NamedTuple
 from utils.errors import UsageError
 from utils.load import find_module
 from utils.results import OURS, has_result, headline, make_results
-from utils.run.command import as_flags, as_text, program, read_command
+from utils.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
 from utils.run.settings import check_range, parse
 

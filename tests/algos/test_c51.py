@@ -123,8 +123,8 @@ def test_returns_beyond_the_support_are_said(beyond, says, capsys):
 @pytest.mark.parametrize("algo", [c51, rainbow], ids=name_of)
 def test_weights_are_refused_by_another_support_and_taken_by_their_own(algo):
     agent = make_agent(algo, v_min=-10.0, v_max=10.0)
-    said = refused(lambda: make_agent(algo).load_state_dict(agent.state_dict()))
+    said = refused(lambda: make_agent(algo).adopt(agent.state_dict()))
     assert said == "--init-from: its weights need --num-atoms 51 --v-min -10 --v-max 10"
     other = make_agent(algo, v_min=-10.0, v_max=10.0)
-    other.load_state_dict(agent.state_dict())
+    other.adopt(agent.state_dict())
     close(other.critic.head[0].weight, agent.critic.head[0].weight)

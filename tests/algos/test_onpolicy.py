@@ -13,9 +13,9 @@ from tests.helpers import LOG_2PI, bare, close, copies, moved, noted, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, every_kind, learn,
     make_agent, make_config as config, make_rollout, parameters, targets, tiny_agent)
-from utils import mpi
 from utils.envs import stack_steps
 from utils.nets import ImageEncoder, SquashedGaussian
+from utils.stats import RunningStats
 from utils.optim import Adam
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
@@ -79,7 +79,7 @@ def test_observations_that_float32_cannot_tell_apart_reach_the_networks(name):
     agent = make_agent(ALGOS[name], "box")
     obs = 1.7e9 + 60 * np.array([[0, 1, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
     rollout = stack_steps([{"obs": obs}, {"obs": obs}], torch.device("cpu"))
-    agent.obs_stats = mpi.RunningStats((3,))
+    agent.obs_stats = RunningStats((3,))
     agent.obs_stats.update(rollout["obs"].flatten(0, 1))
     inputs = agent.normalize_obs(rollout["obs"])
     close(inputs[0], vec((-1, 1, 0), (1, 1, 0), (-1, -1, 0), (1, -1, 0)))

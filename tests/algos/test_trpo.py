@@ -174,7 +174,7 @@ def test_steps_shorten_as_returns_become_equal_by_hand(unit, size, scale_rew):
 def test_all_processes_shorten_their_steps_alike(monkeypatch):
     """The returns of each rank are equal, but not those of both."""
     agent = tiny_agent()
-    monkeypatch.setattr(mpi, "moments", lambda rows: (4, rows.mean(), torch.tensor(0.04).double()))
+    monkeypatch.setattr(trpo, "moments", lambda rows: (4, rows.mean(), torch.tensor(0.04).double()))
     close(trpo.step_fraction(agent, torch.ones(2, 1)), 0.4)
 
 

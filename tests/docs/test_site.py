@@ -211,7 +211,7 @@ def test_the_page_of_a_bug(atlas_file):
                  "separates them is <code>kl</code>, by step 700",
                  "No metric of progress.csv separates them before the end.",
                  "<code>tests/algos/test_a2c.py::test_gae[1 &lt; 2]</code>",
-                 "atlas.py train --out DIR --bugs ppo-time-limit-is-an-end@a2c<"):
+                 "benchmarks.atlas train --out DIR --bugs ppo-time-limit-is-an-end@a2c<"):
         assert part in page, part
     assert page.count("The test that catches it") == 1
     ended = pages["atlas/dqn-target-is-the-critic.md"]

@@ -14,7 +14,7 @@ from algos import ppo
 from benchmarks import suite, table
 from tests.helpers import refused
 from utils import sweep
-from utils.run.command import program, read_command
+from utils.command import program, read_command
 
 
 def write_run(folder, *, env="Hopper-v4", algo="ppo", seed=1, returns=range(100), steps=None,

@@ -1,5 +1,6 @@
 """benchmarks/table.py: what the generated tables and numbers of the pages say."""
 import json
+import math
 import re
 import shlex
 from importlib import import_module
@@ -57,7 +58,7 @@ def test_the_best_published_figure_has_the_same_measure_and_number_of_steps():
 @pytest.mark.parametrize("theirs,clear", [
     ([1.0, 2.0, 3.0, 1.0, 2.0], "ours"), ([41.0, 42.0, 43.0, 41.0, 42.0], "theirs"),
     ([1.0, 2.0, 13.0, 14.0, 15.0], ""), ([1.0, 2.0, 3.0, 4.0], "")])    # fewer seeds
-def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
+def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
     found = groups(*(result(seed, 9.0 + seed) for seed in range(1, 6)), *(
         result(seed, end, library="sb3", total_steps=1_001_472)
         for seed, end in enumerate(theirs)))
@@ -65,11 +66,19 @@ def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
     assert row["peer's seeds"].strip("*") == str(len(theirs))
     assert row["train100"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
-    where = {True: "ppo on Hopper-v4", False: "none"}
-    said = (f"ours are better in {where[clear == 'ours']}, worse in {where[clear == 'theirs']}."
+    where = {True: r"ppo on Hopper-v4, by -?\d+\.\d \[.*\]", False: "none"}
+    said = (f"Ours are better in {where[clear == 'ours']}; worse in {where[clear == 'theirs']}[.]"
             if len(theirs) == 5 else
             "of our rows, with 4 to 4 seeds. To say who is better would take 5 of each.")
-    assert said in " ".join(table.wins(found).split())
+    assert re.search(said, " ".join(table.wins(found).split()))
+
+
+def test_a_difference_is_welchs():
+    """Of two samples with variance 2.5 and 10 in 5 seeds each, by hand: 3 +- t_5.9 sqrt(2.5)."""
+    mean, low, high = table.difference(np.arange(5.0) + 6, 2 * np.arange(5.0) + 1)
+    assert mean == pytest.approx(3) and high - mean == pytest.approx(mean - low)
+    assert mean - low == pytest.approx(2.458 * math.sqrt(12.5 / 5), rel=1e-3)
+    assert np.isnan(table.difference(np.full(5, 2.0), np.full(5, 1.0))[1])
 
 
 def test_a_win_takes_five_seeds_and_minutes_are_those_of_a_quiet_machine():
@@ -135,7 +144,7 @@ def test_commands_of_the_settings_that_a_marker_names():
     assert (row["minutes"], row["seeds"], row["train100"], row["eval"]) == (
         "1.0", "2*", "2.00", "3.00")
     (row,) = made("settings sb3*", found)
-    assert row["command"] == ("`python benchmarks/sb3.py --algo ppo --env Hopper-v4 --num-envs 4 "
+    assert row["command"] == ("`python -m benchmarks.sb3 --algo ppo --env Hopper-v4 --num-envs 4 "
                               "--total-steps 1e6 --out runs/sb3`")
     told = table.command({"env": "ALE/Pong-v5", "algo": "ppo",
                           "changed": {"env_kwargs": '{"a": "it is"}'}})
@@ -180,7 +189,7 @@ def test_a_command_on_a_game_names_the_rules_by_a_variable(monkeypatch):
 def test_a_caption_says_what_the_lines_of_its_figure_end_at():
     found = groups(result(1, 10.0), result(3, 30.0), result(1, 5.0, library="sb3"))
     said = table.caption(found).replace("\n", " ")
-    assert "Hopper-v4: ppo here 20 (2 seeds: 10 to 30), sb3 5 (1 seed" in said
+    assert "Hopper-v4: ppo here 20 (2 seeds), sb3 5 (1 seeds)" in said
     assert said.endswith("Runs of older commits: 10123456 30123456.*")
     assert table.drawn("mujoco.svg") == ["*ppo/HalfCheetah-v4/", "*ppo/Hopper-v4/",
                                          "*ppo/Walker2d-v4/"]
@@ -212,7 +221,7 @@ def numbers(text):
 
 @pytest.mark.parametrize("page", table.PAGES)
 def test_pages_say_what_the_results_say_and_of_which_code(page, monkeypatch):
-    """As `python benchmarks/table.py --check` does, but for intervals, and quotations of the code.
+    """As `python -m benchmarks.table --check` does, but for intervals, and quotations of the code.
 
     If only commits differ, an algorithm has changed: run benchmarks/agree.py, then table.py.
     """

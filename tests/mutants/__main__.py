@@ -41,7 +41,8 @@ WARM = ("pytest torch torch.testing "
         "mujoco gymnasium.envs.mujoco").split()
 # Test files that may catch bugs of a module, besides those that `tests_of` finds.
 MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
-OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "optim": "optim mpi a2c contract",
+OF_UTILS = {"mpi": "mpi a2c", "optim": "optim mpi a2c contract",
+            "stats": "mpi a2c saving onpolicy ddpg contract run",
             "nets": "envs onpolicy dqn", "atari": "envs", "buffers": "buffers envs",
             "evaluate": "mpi run saving"}
 

@@ -59,7 +59,7 @@ def test_it_runs(request):
     of = request.config.getoption("--of")
     if not {mpi.__file__, request.module.__file__} <= set(map(str, ROOT.rglob("*.py"))):
         raise RuntimeError("the tests import another tree than the one with the bug")
-    if of in ("mpi", "optim"):
+    if of in ("mpi", "optim", "stats"):
         run_ranks()
     else:
         run_algo(of if of in ALGOS else "dqn")

@@ -14,7 +14,7 @@ from tests.helpers import ROOT, refused, run as run_command, saved, steps
 from utils.envs import make_envs
 from utils.run import checkpoint
 from utils.run.directory import replaced_files
-from utils.run.command import flag
+from utils.command import flag
 from utils.run.settings import check_settings, parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,

@@ -131,7 +131,7 @@ def test_before_every_call_of_the_system_there_is_a_whole_checkpoint(tmp_path):
 ])
 def test_another_network_is_refused_by_the_names_that_differ(other, message):
     module = torch.nn.Linear(3, 2)
-    refused(checkpoint.load_into, module, other.state_dict(), "run",
+    refused(checkpoint.load_into, module.load_state_dict, other.state_dict(), "run",
             says=f"^run holds another network: {message}")
 
 

@@ -19,10 +19,10 @@ from tests.helpers import ROOT, name_of, not_on_windows, refused, run
 from utils import mpi, play
 from utils.errors import UsageError
 from utils.load import find_module
-from utils.run import command
-from utils.run.command import OTHERS_SAY, flag, program, read_command
+from utils import command
+from utils.command import flag, program, read_command
 from utils.run.run import Stopped
-from utils.run.settings import RANGES, parse
+from utils.run.settings import OTHERS_SAY, parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
 PROGRAMS = "algos.ppo", "utils.play", "utils.sweep", "plot", "diagnose.probe", "docs"
@@ -161,9 +161,9 @@ def test_names_in_other_libraries(algo, theirs, ours):
             assert message == f"there is no flag {args[0]}; did you mean {ours}?"
 
 
-def test_every_name_that_is_suggested_or_has_a_range_exists():
+def test_every_name_that_is_suggested_exists():
     known = {field.name for algo in ALGOS for field in dataclasses.fields(algo.Config)}
-    assert set(OTHERS_SAY) <= known and RANGES.keys() <= known
+    assert set(OTHERS_SAY) <= known
     for ours, theirs in OTHERS_SAY.items():
         assert ours not in theirs.split() and re.fullmatch(r"[a-z_ ]+", theirs)
 

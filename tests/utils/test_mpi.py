@@ -14,6 +14,7 @@ from tests.helpers import PATIENCE, close, mpiexec, not_on_windows, refused, run
 from utils import mpi
 from utils.evaluate import seed_of
 from utils.run import launch
+from utils.stats import RunningStats
 
 # What an algorithm file looks like to `mpi`; `mode` says how it goes wrong.
 TOY = '''
@@ -21,7 +22,7 @@ import os, signal, sys, time
 import torch
 from utils import mpi
 from utils.errors import UsageError
-from utils.run.command import program
+from utils.command import program
 from utils.run.launch import check_ranks, start_ranks
 
 def train(procs, mode):
@@ -60,7 +61,9 @@ COLLECTIVES = '''
 import json
 import numpy as np, torch
 from utils import mpi
-from utils.run.launch import check_equal, from_root, local_rank
+from utils.run.launch import from_root, local_rank
+from utils.run.run import check_equal
+from utils.stats import moments
 
 rank = mpi.rank()
 rng = np.random.default_rng(rank)
@@ -75,7 +78,7 @@ for tensor in tensors.values():
 tensors["big"] = (tensors["big"] - many).unique()
 out = {name: tensor.tolist() for name, tensor in tensors.items()}
 rows = torch.from_numpy(1e6 + rng.standard_normal((rank + 2, 4)))
-count, mean, var = mpi.moments(rows)
+count, mean, var = moments(rows)
 out["moments"] = [count, mean.tolist(), var.tolist()]
 out["gather"] = mpi.gather({"rank": rank})
 out["share"] = mpi.share(12)
@@ -114,7 +117,7 @@ def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, 
     # Whole multiples, since at 1e6 float32 has steps of 1/16.
     rows = offset + scale * np.round(np.random.default_rng(0).normal(0, 3, (200, 2)))
     rows = rows.astype(np.float32)
-    stats = mpi.RunningStats((2,))
+    stats = RunningStats((2,))
     for part in np.split(rows, cuts):
         stats.update(torch.from_numpy(part))
     rows = rows.astype(np.float64)
@@ -129,7 +132,7 @@ def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, 
     (1e6, 1e6 + 0.2, 0.04, -1, 10)])                            # float32 has no such mean
 def test_normalize_and_scale_by_hand(value, mean, var, normal, scaled):
     """The 1e-8 stands in the root, and the difference is taken before it is rounded."""
-    stats = mpi.RunningStats((1,))
+    stats = RunningStats((1,))
     stats.mean.fill_(mean), stats.var.fill_(var)
     value = torch.tensor([float(value)])
     close(stats.normalize(value), [normal])

@@ -20,7 +20,8 @@ import torch
 
 from tests.helpers import mpiexec, noted, not_on_windows, refused, rows, run, saved
 from tests.toy import Agent, Config, Stop, Toy, start, train
-from utils.logger import Logger, Table, read_table
+from utils.files import read_table
+from utils.logger import Logger, Table
 from utils.run import checkpoint, directory, run as run_module
 from utils.run.directory import read_config
 from utils.run.run import Stopped
@@ -83,7 +84,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, kille
     train(Config(run_dir="run", seed=3, resume=True))
     assert rows("run") == rows("whole")
     weights = checkpoint.load_file("other/policy.pt")["agent"]["weight"]
-    agent = torch.nn.Linear(3, 2)
+    agent = Agent(3, 2)
     with start(Config(run_dir="warm", seed=3, init_from="other", resume=True), agent) as log:
         assert log.step == 0 and torch.equal(agent.weight, weights)
     assert read_config("warm")["init_from"] == {"run": "other", "step": 800}
@@ -364,7 +365,7 @@ def test_a_rank_whose_disk_is_full_ends_the_other_and_the_checkpoint_stays():
 
 OTHER_HOST = """
     from utils import mpi
-    from utils.run.command import program
+    from utils.command import program
     if mpi.rank() == 1:
         {}
     with program(), start(Config()):

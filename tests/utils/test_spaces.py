@@ -6,7 +6,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
 from utils.run import checkpoint
-from utils.spaces import FlatBox, Numbered, Parts, from_plain, to_plain
+from utils.run.checkpoint import from_plain, to_plain
+from utils.spaces import FlatBox, Numbered, Parts
 
 PAIRS = Dict([("b", Box(0, 1, (2,))), ("a", Tuple((Discrete(3, start=1), MultiBinary(2))))])
 MASKED = Dict(observation=Box(-1, 1, (3,), np.float64), action_mask=Box(0, 1, (2,), np.int8))

@@ -14,7 +14,7 @@ import pytest
 from algos import ppo
 from tests.helpers import not_on_windows, refused, wait_for
 from utils import play, results, sweep
-from utils.logger import read_table
+from utils.files import read_table
 
 FLAKY = {"algos": ("ppo",), "envs": ("tests.envs:Flaky-v0",)}
 SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")

@@ -12,12 +12,15 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import torch
 
 from utils import mpi
 from utils.errors import UsageError
 from utils.files import atomic_write
 from utils.run.launch import from_root
+from utils.spaces import FlatBox, Numbered, Parts
 
 
 def save_file(path, payload):
@@ -45,10 +48,10 @@ def load_file(path, mmap=False):
         raise UsageError(f"{path} cannot be read as a checkpoint: {reason}") from None
 
 
-def load_into(module, state, source):
-    """Copy a state dict into `module`, in place, so an optimizer keeps its parameters."""
+def load_into(load, state, source):
+    """Call `load` of a module with a state dict. UsageError: it is another network's."""
     try:
-        module.load_state_dict(state)
+        load(state)
     except RuntimeError as error:  # a line for each kind of difference
         reason = str(error).splitlines()[-1].strip()
         raise UsageError(f"{source} holds another network: {reason}") from None
@@ -92,3 +95,37 @@ def resume_folders(run_dir):
     """Return {step: folder} for a run's whole checkpoints: usually one, after a kill maybe two."""
     folders = Path(run_dir).glob("resume-*")
     return {int(path.name[7:]): path for path in folders if path.name[7:].isdecimal()}
+
+
+# ---- spaces
+
+# What the spaces that a checkpoint may hold are made from: attributes of the same names.
+MADE_FROM = {gym.spaces.Box: "low high dtype", gym.spaces.Discrete: "n start dtype",
+             gym.spaces.MultiDiscrete: "nvec start dtype", gym.spaces.MultiBinary: "n",
+             gym.spaces.Dict: "spaces", gym.spaces.Tuple: "spaces",
+             FlatBox: "own", Numbered: "own", Parts: "own"}
+
+
+def to_plain(value):
+    """Return spaces as plain values and tensors. LookupError, TypeError, ValueError: it cannot."""
+    if isinstance(value, gym.Space):  # not of a subclass, whose values may mean something else
+        names = MADE_FROM[type(value)].split()
+        parts = {name: to_plain(getattr(value, name)) for name in names}
+        return {"kind": type(value).__name__} | parts
+    if isinstance(value, dict | tuple):  # a Dict made from pairs keeps their order
+        return [to_plain(part) for part in (value.items() if isinstance(value, dict) else value)]
+    if isinstance(value, np.ndarray):
+        return torch.tensor(value)
+    if not isinstance(value, str | int | np.integer | np.dtype):
+        raise TypeError(f"{value!r} is not plain")
+    return int(value) if isinstance(value, int | np.integer) else str(value)
+
+
+def from_plain(value):
+    """Return the spaces that `to_plain` had."""
+    if isinstance(value, dict):
+        kind = next(kind for kind in MADE_FROM if kind.__name__ == value["kind"])
+        return kind(**{name: from_plain(value[name]) for name in MADE_FROM[kind].split()})
+    if isinstance(value, list):
+        return [from_plain(part) for part in value]
+    return value.numpy() if isinstance(value, torch.Tensor) else value

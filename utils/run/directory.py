@@ -20,7 +20,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
 from utils.run.launch import cores
-from utils.run.command import as_text, flag
+from utils.command import as_text, flag
 
 try:
     import fcntl

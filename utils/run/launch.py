@@ -1,15 +1,12 @@
 """How ranks start, fail together and end together."""
 
-import hashlib
 import os
 import shutil
 import sys
-import time
 import traceback
 
-from torch import Tensor
-
 from utils import mpi
+from utils.command import leave
 from utils.errors import UsageError
 
 # How the names of the variables begin that launchers set.
@@ -74,18 +71,6 @@ def check_ranks(procs: int) -> None:
         sys.excepthook = die
 
 
-def leave(text: str, status: int) -> None:
-    """Print why, and end all ranks: the others would wait for the next message of this one."""
-    if mpi.rank() > 0:
-        time.sleep(3)  # if rank 0 fails too, it says so for all
-        text = f"rank {mpi.rank()} of {mpi.size()}: {text}"
-    print(text, file=sys.stderr, flush=True)
-    if mpi.size() > 1:
-        time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
-        mpi.comm().Abort(status)
-    sys.exit(status)
-
-
 def die(kind, error, trace) -> None:
     """Replaces `sys.excepthook` where there are other ranks."""
     stopped = issubclass(kind, KeyboardInterrupt)
@@ -100,13 +85,6 @@ def local_rank() -> int:
     from mpi4py import MPI
 
     return mpi.comm().Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
-
-
-def check_equal(flat: Tensor) -> None:
-    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
-    sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
-    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
-        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
 
 
 def from_root(action, *args):

@@ -13,6 +13,7 @@ A resumed run starts its environments anew. After SIGINT or SIGTERM the next rep
 checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 """
 
+import hashlib
 import math
 import os
 import random
@@ -37,8 +38,8 @@ from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, module_of, plain_settings, whose_code, write_config)
-from utils.run.launch import check_equal, check_ranks, from_root, local_rank
-from utils.spaces import has_images, to_plain
+from utils.run.launch import check_ranks, from_root, local_rank
+from utils.spaces import has_images
 
 
 class Stopped(KeyboardInterrupt):
@@ -80,6 +81,7 @@ class Run:
         self.stack = ExitStack()
 
     def __enter__(self):
+        mpi.say_once.cache_clear()  # for this run, the same lines once again
         self.stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.cfg.torch_threads)
         # Adam's averages for weights without a gradient sink below 1e-38, where a processor is
@@ -171,19 +173,13 @@ class Run:
     def load_policy(self):
         """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
-        own = self.agent.state_dict()
         policy = checkpoint.load_file(path)
-        # The bounds of the action box belong to the environment, not to the policy.
-        bounds = {name: own[name] for name in ("low", "high") if name in own}
-        checkpoint.load_into(self.agent, policy["agent"] | bounds, f"--init-from: {path}")
-        for part in self.agent.modules():  # the first update replaces them: the task is another
-            if isinstance(part, mpi.RunningStats):
-                part.count.zero_()
+        checkpoint.load_into(self.agent.adopt, policy["agent"], f"--init-from: {path}")
         return {"run": self.cfg.init_from, "step": policy["step"]}
 
     def load_checkpoint(self, saved):
         """Continue with what `save` wrote."""
-        checkpoint.load_into(self.agent, saved["state"]["agent"], self.cfg.run_dir)
+        checkpoint.load_into(self.agent.load_state_dict, saved["state"]["agent"], self.cfg.run_dir)
         for name, part in self.state.items():
             part.load_state_dict(saved["state"][name])
         torch.set_rng_state(saved["rng"])
@@ -304,7 +300,7 @@ class Run:
                 raise FloatingPointError(f"{key} of the agent is nan, step {self.reported_step:,}")
         spaces = None  # unusual ones cannot be saved; then `load_agent` needs the environment
         with suppress(LookupError, TypeError, ValueError, AttributeError):
-            spaces = to_plain(self.agent.spaces)
+            spaces = checkpoint.to_plain(self.agent.spaces)
         if self.root:
             checkpoint.save_file(self.run_dir / name, {
                 "agent": state, "spaces": spaces, "step": self.reported_step,
@@ -321,3 +317,10 @@ def choose_device(cfg) -> torch.device:
         with closing(make_envs(cfg, 1)) as envs:
             wanted = has_images(envs.single_observation_space)  # else the CPU is faster
     return torch.device("cuda", local % gpus) if wanted else torch.device("cpu")
+
+
+def check_equal(flat: torch.Tensor) -> None:
+    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
+    sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
+    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
+        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")

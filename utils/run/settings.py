@@ -1,36 +1,56 @@
-"""The settings of every run, the ranges of all settings, and the command line that gives them."""
+"""The settings of every run, what types of settings take, and the command line that gives them."""
 
 import math
 import numbers
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
+from os import PathLike
+from typing import (
+    Annotated, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints)
 
 from utils import mpi
 from utils.env_ids import is_game
 from utils.errors import UsageError
-from utils.run.command import as_flags, flag, program, read_command, read_settings
+from utils.command import as_flags, flag, program, read_command, read_settings
 from utils.run.directory import default_dir, module_of, read_config
 from utils.run.launch import cores, start_ranks
 
-# The ranges of settings, by name. Other whole numbers end at 1e9: more would hang or crash.
-RANGES = {name: limits for limits, names in (
-    ({"low": 1}, """num_procs torch_threads rollout_steps minibatch_size batch_size buffer_size
-        report_every update_every target_every policy_delay minibatch_envs lstm_size cg_steps
-        backtracks inverse_every eps_steps subsample check_every fisher_every num_quantiles"""),
-    ({"low": 1, "high": 1e5}, "num_envs epochs v_steps directions"),
-    ({"low": 1, "high": 1e12}, "total_steps"),
-    ({"low": 0}, """eval_every start_steps vf_coef ent_coef max_grad_norm act_noise target_noise
-        noise_clip damping replay_ratio max_slope num_trajectories her_k"""),
-    ({"low": 0, "high": math.inf}, "seed"),
-    ({"low": 0, "high": 1}, """gamma lam tau eps_end omega beta_start momentum decay popart_beta
-        top"""),
-    ({"above": 0}, """lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
-        noise huber_delta"""),
-    ({"above": 0, "high": 1e5}, "hidden")) for name in names.split()}
+
+class Range(NamedTuple):
+    """low <= value <= high, and value > above."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+
+
+# Types of settings, by the values that they take. More than 1e9 would hang or crash.
+PLAIN = {int: Range(1, 1e9), float: Range(0)}
+Natural = Annotated[int, Range(0, 1e9)]
+Real = Annotated[float, Range()]
+Positive = Annotated[float, Range(above=0)]
+Fraction = Annotated[float, Range(0, 1)]
+
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
 # The first is a multiple of the second.
 DIVIDES = [("rollout_steps", "num_envs"), ("rollout_steps", "minibatch_size"),
            ("num_envs", "minibatch_envs"), *((name, "num_procs") for name in SHARED.split())]
+# What other libraries call a setting, where the name is not nearly the same.
+OTHERS_SAY = {
+    "lr": "learning_rate actor_lr policy_lr q_lr", "v_lr": "critic_lr value_lr",
+    "total_steps": "num_timesteps max_steps num_steps steps frames", "gamma": "discount",
+    "num_procs": "n_cpu num_workers", "batch_size": "batch", "epochs": "update_epochs",
+    "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch", "lam": "gae_lambda",
+    "clip_ratio": "clip_coef", "max_kl": "target_kl delta", "ent_coef": "entropy_coef",
+    "alpha": "entropy_coef temperature", "learn_alpha": "autotune",
+    "hidden": "hidden_sizes net_arch", "norm_obs": "normalize_obs", "scale_rew": "norm_reward",
+    "buffer_size": "replay_size", "start_steps": "learning_starts update_after",
+    "update_every": "train_frequency", "target_every": "target_update_interval",
+    "policy_delay": "policy_frequency", "act_noise": "exploration_noise",
+    "eps_end": "exploration_final_eps end_e", "eps_steps": "exploration_fraction",
+    "env": "env_id env_name", "env_kwargs": "max_episode_steps", "device": "cuda gpu",
+    "run_dir": "logdir save_dir exp_name out", "eval_every": "eval_freq",
+    "report_every": "log_interval", "init_from": "load pretrained",
+}
 
 
 @dataclass(frozen=True)
@@ -43,22 +63,23 @@ class RunConfig:
 
     env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
     env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
-    seed: int = 1  # seed of everything random in the run
+    seed: Annotated[int, Range(0)] = 1  # seed of everything random in the run
     run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>[/<env_kwargs>]/seed<k>)
     resume: bool = False  # continue from the last checkpoint in the run directory
     overwrite: bool = False  # replace the run that is in the run directory
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
-    eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
+    eval_every: Natural = 0  # steps between deterministic evaluations, made at reports; 0: never
     async_envs: bool = False  # step each environment in a process of its own (docs/howto.md)
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     torch_threads: int = 1  # PyTorch threads per process
+    others_say: ClassVar[dict] = OTHERS_SAY
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     for_games: ClassVar[dict] = {}  # settings that suit ALE/... and MinAtar/...
     for_atari: ClassVar[dict] = {}  # settings that suit ALE/..., over those for games
     act_parts: ClassVar[bool] = False  # an action of several parts becomes a vector, not a number
     num_envs: ClassVar[int] = 0  # it takes no steps of environments
-    report_every: ClassVar[int] = 1  # every call of `Run.log` reports
+    report_every: ClassVar[int] = 1  # every call of `Run.report` writes a row
     start_steps: ClassVar[int] = 0  # it learns from the first step on
 
     def __post_init__(self):
@@ -93,17 +114,25 @@ class RunConfig:
 def check_settings(cfg):
     """UsageError names the first setting that is of another kind, out of range or no multiple."""
     settings, kinds = vars(cfg), get_type_hints(type(cfg))
+    limits = get_type_hints(type(cfg), include_extras=True)
     for name in (field.name for field in fields(cfg)):
         value, kind, choices = settings[name], str(kinds[name]), get_args(kinds[name])
         if get_origin(kinds[name]) is Literal and value not in choices:
             raise UsageError(f"{flag(name)} is {value!r}; it takes {' or '.join(choices)}")
         if kinds[name] is bool and not isinstance(value, bool):  # "False" would be true
             raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
+        if kinds[name] is str and not isinstance(value, str | PathLike):
+            raise UsageError(f"{flag(name)} is {value!r}; it takes a text")
         if kind.startswith("tuple") and not isinstance(value, tuple | list):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a tuple")
         if "Literal" not in kind and ("int" in kind or "float" in kind):
-            high = 1e9 if "int" in kind else math.inf
-            check_range(cfg, name, **{"high": high} | RANGES.get(name, {}))
+            own = [part.__metadata__[0] for part in (limits[name], *get_args(limits[name]))
+                   if hasattr(part, "__metadata__")]  # of Natural, or of Natural | None
+            limit, = own or [PLAIN[int if "int" in kind else float]]
+            check_range(cfg, name, *limit)
+    for name, most in ("total_steps", 1e12), ("num_envs", 1e5), ("hidden", 1e5):
+        if name in settings:
+            check_range(cfg, name, 1, most)
     check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
     if settings.get("norm_adv") and "minibatch_size" in settings:
         check_range(cfg, "minibatch_size", low=2)  # normalised, a single advantage would become 0
@@ -117,24 +146,24 @@ def check_settings(cfg):
                              f"is {settings[b]}")
 
 
-def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
+def check_range(cfg, names, low=-math.inf, high=math.inf, above=-math.inf):
     """UsageError unless low <= value <= high and value > above, for each setting in `names`.
 
     NaN, infinity and anything that is not a number are refused. A setting declared int must be
     whole, and so must `total_steps`, which may be written 1e6. Each element of a tuple is checked.
     None passes if the declaration allows it.
     """
-    kinds = {field.name: str(field.type) for field in fields(cfg)}
+    kinds = get_type_hints(type(cfg))
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
     bounds = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
     for name in names.split():
-        value, kind = getattr(cfg, name), kinds[name]
+        value, kind, optional = getattr(cfg, name), str(kinds[name]), get_args(kinds[name])
         whole = "int" in kind or name == "total_steps"
         for x in value if isinstance(value, tuple | list) else [value]:
             number = isinstance(x, numbers.Integral if "int" in kind else numbers.Real)
             fits = (number and not isinstance(x, bool) and math.isfinite(x)
                     and low <= x <= high and x > above and not (whole and x % 1))
-            if not fits and not (x is None and "None" in kind):
+            if not fits and not (x is None and type(None) in optional):
                 what = "a whole number" if whole else "a number"
                 raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{bounds}")
 

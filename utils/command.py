@@ -2,7 +2,8 @@
 
 A program is a dataclass, one line per setting: `name: type = default  # its text in --help`. tyro
 makes a flag of each. A setting without a default needs no flag. What tyro lacks stands here: one
-line per refusal, hints for other libraries' names, groups in --help.
+line per refusal, and what a class may add: `often`, the settings that come first in --help, and
+`others_say`, by which names other libraries call a setting, for hints.
 """
 
 import difflib
@@ -11,6 +12,7 @@ import io
 import re
 import signal
 import sys
+import time
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import MISSING, fields, make_dataclass
 from typing import Annotated, get_type_hints
@@ -19,26 +21,6 @@ import tyro
 
 from utils import mpi
 from utils.errors import UsageError
-from utils.run.launch import leave
-
-# What other libraries call a setting, where the name is not nearly the same.
-OTHERS_SAY = {
-    "lr": "learning_rate actor_lr policy_lr q_lr", "v_lr": "critic_lr value_lr",
-    "total_steps": "num_timesteps max_steps num_steps steps frames", "gamma": "discount",
-    "num_procs": "n_cpu num_workers", "batch_size": "batch", "epochs": "update_epochs",
-    "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch", "lam": "gae_lambda",
-    "clip_ratio": "clip_coef", "max_kl": "target_kl delta", "ent_coef": "entropy_coef",
-    "alpha": "entropy_coef temperature", "learn_alpha": "autotune",
-    "hidden": "hidden_sizes net_arch", "norm_obs": "normalize_obs", "scale_rew": "norm_reward",
-    "buffer_size": "replay_size", "start_steps": "learning_starts update_after",
-    "update_every": "train_frequency", "target_every": "target_update_interval",
-    "policy_delay": "policy_frequency", "act_noise": "exploration_noise",
-    "eps_end": "exploration_final_eps end_e", "eps_steps": "exploration_fraction",
-    "env": "env_id env_name", "env_kwargs": "max_episode_steps", "device": "cuda gpu",
-    "run_dir": "logdir save_dir exp_name out", "eval_every": "eval_freq",
-    "report_every": "log_interval", "init_from": "load pretrained",
-}
-
 
 # ---- a program and its end
 
@@ -63,6 +45,18 @@ def program(*stopped):
         if hasattr(stop, "status"):
             sys.exit(stop.status)
         leave("; ".join(["stopped by Ctrl-C", *getattr(stop, "__notes__", stopped)]), 130)
+
+
+def leave(text: str, status: int) -> None:
+    """Print why, and end all ranks: the others would wait for the next message of this one."""
+    if mpi.rank() > 0:
+        time.sleep(3)  # if rank 0 fails too, it says so for all
+        text = f"rank {mpi.rank()} of {mpi.size()}: {text}"
+    print(text, file=sys.stderr, flush=True)
+    if mpi.size() > 1:
+        time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
+        mpi.comm().Abort(status)
+    sys.exit(status)
 
 
 # ---- the command line
@@ -164,9 +158,10 @@ def make_form(config_class, default):
 def refuse(word, config_class):
     """UsageError says that a word is no flag or its value, and which flag has a name like it."""
     name, known = word.partition("=")[0].strip("-").replace("-", "_"), {}
+    others = getattr(config_class, "others_say", {})
     for field in fields(config_class):
         if field.default is not MISSING:
-            names = field.name, *OTHERS_SAY.get(field.name, "").split()
+            names = field.name, *others.get(field.name, "").split()
             known |= dict.fromkeys(names, field.name)
     if not word.startswith("-"):
         raise UsageError(f"{word} belongs to no flag; what is on or off takes no value, as in "
