@@ -57,4 +57,5 @@ def test_weights_of_another_number_of_quantiles_are_refused():
     """Also if the networks are of one size: 2 actions with 6 quantiles, 4 with 3."""
     state = make_agent(qr_dqn, num_acts=2, num_quantiles=6).state_dict()
     agent = make_agent(qr_dqn, num_acts=4, num_quantiles=3)
-    refused(checkpoint.load_into, agent.load_state_dict, state, "policy.pt", says="size mismatch for taus: ")
+    refused(checkpoint.load_into, agent.load_state_dict, state, "policy.pt",
+            says="size mismatch for taus: ")
