@@ -17,13 +17,13 @@ An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. Continuous actions are squashed by tanh. Except on games,
-every epoch computes A and R anew. OpenAI Baselines (Huang et al. 2022) added norm_obs,
-scale_rew, norm_adv, max_grad_norm and orthogonal weights, of which only norm_obs
-clearly helped (benchmarks/decisions.md), and clipped V, which is left out here.
+Departures from the paper. tanh squashes continuous actions. Each epoch computes A and
+R anew, except on games. lr, minibatch_size and std_init are our choices. OpenAI
+Baselines (Huang et al. 2022) added norm_obs, scale_rew, norm_adv, max_grad_norm and
+orthogonal weights; only norm_obs clearly helped (benchmarks/decisions.md).
 
-Healthy values. In nine of ten updates on MuJoCo, `kl` ends between 0.008 and 0.07 and
-`clip_frac` between 0.1 and 0.55. Both fall to 0 with the learning rate.
+Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.07 and `clip_frac`
+from 0.1 to 0.55 in nine of ten updates. Towards the end of a run, both fall to 0.
 
 Run   python -m algos.ppo --env CartPole-v1 --total-steps 1e5
 Diff  diff algos/a2c.py algos/ppo.py    (next: ppo_popart.py, ppo_rnd.py)

@@ -194,10 +194,10 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     r and s' depend on s and a, not on the policy that chose a, so transitions of old
     policies will do. The policy to rate is pi, so the sum has its probabilities.
 
-    An actor seeks the actions that a single critic overrates, and targets spread the
-    error. Two critics start from different weights, so their errors differ, and their
-    minimum is too high only where both are. More often it is too low, but then the
-    actor avoids the action, so this error spreads less.
+    An actor seeks the actions that a critic overrates, and their Q enters the targets
+    of other states. Two critics start from different weights, so their errors differ,
+    and their minimum is too high only where both are. It is too low more often, but
+    the actor avoids such actions, so they enter fewer targets.
 
     The mean of -log pi is the entropy, so the last term of V(s') is the bonus in s'.
     Q(s, a) leaves out the bonus in s itself, which does not depend on a.

@@ -4,8 +4,8 @@
 
 Environments, protocol and sizes equal ours, and so do the settings that both have: `as_theirs`
 takes them from the Config of our file. Where a peer lacks a setting of ours, it has its default:
-PPO's value loss has twice the weight of ours, and DQN is neither double nor dueling. OWN names the
-settings that differ on purpose, because the peer's own suit it. The on-policy peers normalise
+DQN is neither double nor dueling. OWN names the settings that are the peer's own: those that suit
+it better, and the weight of PPO's value loss, twice ours, with which the published rows ran. The on-policy peers normalise
 observations and rewards (VecNormalize), as ours do; the off-policy peers normalise nothing.
 
 It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json (train100, eval, ...).
@@ -34,7 +34,8 @@ from utils.run.directory import plain_settings
 ON_POLICY = "a2c", "ppo", "ppo_lstm", "trpo"
 CONTRIB = {"trpo": sb3_contrib.TRPO, "ppo_lstm": sb3_contrib.RecurrentPPO}
 # On MuJoCo, A2C has its default batch and rate, TRPO the settings of RL Zoo.
-OWN = {"a2c": {"n_steps": 5, "learning_rate": lambda left: 7e-4 * left},
+OWN = {"ppo": {"vf_coef": 0.5},
+       "a2c": {"n_steps": 5, "learning_rate": lambda left: 7e-4 * left},
        "trpo": {"n_critic_updates": 20, "batch_size": 128, "cg_max_steps": 25, "cg_damping": 0.1}}
 OWN_KL = {"HalfCheetah-v4": 0.04}                   # RL Zoo's target_kl; ours for the others
 
@@ -106,7 +107,8 @@ def as_theirs(algo, cfg, num_acts=1):
                   "train_freq": max(1, cfg.update_every // cfg.num_envs),
                   "gradient_steps": max(1, cfg.num_envs // cfg.update_every)}
     if algo in ("a2c", "ppo", "ppo_lstm"):
-        named |= {"ent_coef": cfg.ent_coef, "max_grad_norm": cfg.max_grad_norm}
+        named |= {"ent_coef": cfg.ent_coef, "vf_coef": cfg.vf_coef,
+                  "max_grad_norm": cfg.max_grad_norm}
     match algo:
         case "a2c":
             named |= {"rms_prop_eps": cfg.rmsprop_eps}
