@@ -18,13 +18,11 @@ An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. Forbidden logits are below its -1e8. To PPO, OpenAI Baselines
-(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
-and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md).
+Departures, besides those of ppo.py. Forbidden logits are below the paper's -1e8.
 
-Healthy values. On Tour `kl` ends below 0.02 and `clip_frac` between 0.003 and 0.31.
-Both fall to 0 with the learning rate.
-`entropy` begins at the mean of log(number of allowed actions).
+Healthy values. On Tour `kl` is below 0.02 and `clip_frac` from 0.003 to 0.31. Towards
+the end of a run, both fall to 0. `entropy` begins at the mean log of the number of
+allowed actions.
 
 Run   python -m algos.ppo_mask --env tasks:Tour-v0 --total-steps 6e4
 Diff  diff algos/ppo.py algos/ppo_mask.py

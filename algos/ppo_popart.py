@@ -16,13 +16,11 @@ An iteration of `train`:
       popart_loss          one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations
 
-Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
-(Huang et al. 2022) added norm_obs, max_grad_norm, orthogonal initial weights
-and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md).
-loc and scale change per rollout, not per gradient step. Only the first change moves V.
+Departures, besides those of ppo.py. loc and scale change per rollout, not per gradient
+step. Only the first change moves V.
 
-Healthy values. In nine of ten updates on MuJoCo, `kl` ends between 0.008 and 0.07 and
-`clip_frac` between 0.1 and 0.55. Both fall to 0 with the learning rate.
+Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.07 and `clip_frac`
+from 0.1 to 0.55 in nine of ten updates. Towards the end of a run, both fall to 0.
 `v_loss` is mostly below 1, but may reach 1 / popart_beta when returns jump.
 
 Run   python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
