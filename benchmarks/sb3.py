@@ -5,8 +5,9 @@
 Environments, protocol and sizes equal ours, and so do the settings that both have: `as_theirs`
 takes them from the Config of our file. Where a peer lacks a setting of ours, it has its default:
 DQN is neither double nor dueling. OWN names the settings that are the peer's own: those that suit
-it better, and the weight of PPO's value loss, twice ours, with which the published rows ran. The on-policy peers normalise
-observations and rewards (VecNormalize), as ours do; the off-policy peers normalise nothing.
+it better, and the weight of PPO's value loss, twice ours, with which the published rows ran. The
+on-policy peers normalise observations and rewards (VecNormalize), as ours do; the off-policy peers
+normalise nothing.
 
 It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json (train100, eval, ...).
 """

@@ -99,8 +99,9 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
     cfg, default = module(algo).Config.for_env(env, **ours), module(algo).Config.for_env(env)
     assert not [name for name, x in ours.items() if getattr(default, name) == x]
     peer = make_peer(algo, cfg, own=False)
-    expected = {THEIRS.get(name, name): x for name, x in ours.items() if name in THEIRS or (
-        name in ("gamma", "ent_coef", "vf_coef", "max_grad_norm", "batch_size", "buffer_size"))} | more
+    same = "gamma", "ent_coef", "vf_coef", "max_grad_norm", "batch_size", "buffer_size"
+    expected = {THEIRS.get(name, name): x for name, x in ours.items()
+                if name in THEIRS or name in same} | more
     for name, x in expected.items():
         had = getattr(peer, name)
         assert (had(0.5) if callable(had) else had) == (

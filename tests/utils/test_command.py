@@ -15,6 +15,7 @@ from typing import Literal
 import pytest
 
 from algos import c51, ddpg, dqn, ppo, sac, vpg
+from tests import toy
 from tests.helpers import ROOT, name_of, not_on_windows, refused, run
 from utils import mpi, play
 from utils.errors import UsageError
@@ -173,9 +174,11 @@ def test_every_name_that_is_suggested_exists():
 @pytest.mark.parametrize("algo,name,good,bad", [
     (ppo, "clip_ratio", (1e-9, 7), (0, -1)), (ddpg, "act_noise", (0, 9), (-1,)),
     (ppo, "epochs", (1, 9), (0,)), (c51, "v_min", (-9, 0, 9), (float("nan"), float("inf"))),
-    (ppo, "gamma", (0, 1), (-0.1, 1.1)), (ppo, "lr", (1e-9,), (0,)), (ppo, "seed", (0,), (-1,)),
-    (ppo, "num_envs", (1,), (0, False)), (ppo, "total_steps", (1, 1e12), (0, 1.1e12, float("inf"))),
-    (ppo, "hidden", ((1, 2), ()), ((1, 0), (10**15,))), (ppo, "eval_every", (0,), (-1, 10**15)),
+    (ppo, "gamma", (0, 1), (-0.1, 1.1)), (ppo, "lr", (1e-9,), (0,)),
+    (ppo, "seed", (0, 10**15), (-1,)), (toy, "env", ("x",), (5, None)), (toy, "lr", (1,), (None,)),
+    (ppo, "num_envs", (1,), (0, False, 10**6)),
+    (ppo, "total_steps", (1, 1e12), (0, 1.1e12, float("inf"))),
+    (ppo, "hidden", ((1, 2), ()), ((1, 0), (10**6,))), (ppo, "eval_every", (0,), (-1, 10**15)),
     (ddpg, "start_steps", (None, 0), (-1,)),
 ])
 def test_check_settings(algo, name, good, bad):

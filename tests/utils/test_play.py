@@ -232,6 +232,8 @@ def test_neither_a_long_gif_nor_many_episodes_fill_memory(trained, monkeypatch):
     drawn = film.make_drawn(cfg, "run.gif")
     assert film.write_video(agent, cfg, drawn, "run.gif", seed=1)[1] == 40
     assert len(frames("run.gif")) == 3
+    film.write_video(agent, cfg, film.make_drawn(cfg, "run.mp4"), "run.mp4", seed=1)
+    assert len(frames("run.mp4")) == 40
     monkeypatch.setattr(play, "MOST_ENVS", 2)
     numbers = noted(monkeypatch, play, "evaluate", lambda agent, cfg, episodes, *_: episodes)
     returns = play.main(play.Play(str(run), 5))

@@ -31,7 +31,7 @@ from tests.helpers import (
     PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, refused, rows, run, same,
     saved, snapshot, steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import play, results
+from utils import mpi, play, results
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import q_and_return
@@ -367,6 +367,14 @@ def said(out):
     lines = out.splitlines()
     first = max(i for i, line in enumerate(lines) if line.startswith(("done ", "stopped ")))
     return {line[:10].strip(): line[10:] for line in lines[first:]}
+
+
+def test_what_is_said_once_is_said_again_in_the_next_run(capsys):
+    for _ in range(2):
+        with start(Config(overwrite=True)):
+            mpi.say_once("observations: flattened")
+            mpi.say_once("observations: flattened")
+        assert capsys.readouterr().out.count("flattened") == 1
 
 
 def test_a_run_that_was_stopped_or_failed_or_is_done(capsys):
