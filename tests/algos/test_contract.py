@@ -722,6 +722,7 @@ def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shape
     ("sac_discrete", {"target_entropy_ratio": 1.0}, "--target-entropy-ratio is 1.0; it takes a nu"),
     ("ppo_rnd", {"int_gamma": 1.0}, "--int-gamma is 1.0; it takes a number"),
     ("ppo_rnd", {"pred_share": 0.0}, "--pred-share is 0.0; it takes a number"),
+    ("ppo_rnd", {"pred_share": 1.5}, "--pred-share is 1.5; it takes a number"),
     ("bc", {"held_out": 0.0}, "--held-out is 0.0"),
     ("bc", {"held_out": 0.95}, "--held-out is 0.95"),
     ("ppo_lstm", {"minibatch_envs": 3},
