@@ -84,6 +84,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     def __post_init__(self):
         super().__post_init__()
         check_range(self, "group_size", low=2, high=1e5)  # raises UsageError
+        check_range(self, "width layers", high=1e4)
         if self.width % 16:
             raise UsageError(f"--width is {self.width}; it takes a multiple of 16")
 

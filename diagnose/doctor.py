@@ -271,11 +271,11 @@ class Doctor:
 
 
 def main(asked: Doctor) -> None:
-    """Write a file. UsageError: there is no run."""
+    """Write a file. UsageError: there is no finished run."""
+    if not find(asked.folders):
+        raise UsageError(f"no finished run in {' '.join(map(str, asked.folders)) or 'no folder'}")
     learned = asked.do == "learn"
-    if not (found := learn(asked.folders) if learned else score(asked.folders)):
-        raise UsageError(f"{' '.join(map(str, asked.folders))}: no finished runs, nothing to "
-                         f"{asked.do}")
+    found = learn(asked.folders) if learned else score(asked.folders)
     found = renew(DATA if learned else SCORES, found)
     if not learned:
         print(summary(found))

@@ -121,7 +121,8 @@ def read_settings(config_class, doc, prog, args=None, default=None):
             wrong = " ".join(re.split(r"\n[ -]*\n", printed.getvalue())[1].split())
             if re.search(r"\d,\d", wrong):
                 wrong += "; several values have spaces between them"
-            raise UsageError(wrong.removeprefix("Error parsing ")) from None
+            wrong = wrong.removeprefix("Error parsing ").replace("'other.", "'")  # its group
+            raise UsageError(wrong) from None
         sys.stdout.write(f"{printed.getvalue()}\n{doc}\n")  # at once: `| head` breaks nothing
         raise
     if unknown:

@@ -115,7 +115,8 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
                         stride = math.ceil(frame.shape[1] / 240) if small else 1
                         writer.append_data(frame[::stride, ::stride])
                     act = agent.env_act(agent.act(obs, deterministic))
-                    obs, _, _, _, infos = played.step(act)
+                    obs, _, terminated, truncated, infos = played.step(act)
+                    agent.forget(terminated | truncated)  # a life's end, of a game, is one
                     if game:
                         shown, *_ = envs.step(act)
                     if "episode" in infos:

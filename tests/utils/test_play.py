@@ -240,6 +240,17 @@ def test_neither_a_long_gif_nor_many_episodes_fill_memory(trained, monkeypatch):
     assert numbers == [2, 2, 1] and len(set(returns)) == 5
 
 
+def test_a_film_acts_as_asked_and_forgets_where_an_episode_ends(trained, monkeypatch):
+    """At first, too, and where a game's life ends."""
+    _, agent, cfg = trained["Pendulum-v1"]
+    forgot = noted(monkeypatch, type(agent), "forget", lambda self, done=None: done)
+    drawn, how = film.make_drawn(cfg, "a.gif"), {"seed": 1, "deterministic": False}
+    ways = noted(monkeypatch, type(agent), "act", lambda self, obs, deterministic: deterministic)
+    film.write_video(agent, cfg, drawn, "a.gif", **how)
+    assert ways == [False] * 40 and forgot[0] is None
+    assert np.concatenate(forgot[1:]).tolist() == [False] * 39 + [True]
+
+
 def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
     """A disk without space, a package that is not installed. A .gif needs no FFmpeg."""
     run = str(trained["CartPole-v1"][0])

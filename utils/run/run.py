@@ -81,7 +81,7 @@ class Run:
         self.stack = ExitStack()
 
     def __enter__(self):
-        mpi.say_once.cache_clear()  # for this run, the same lines once again
+        self.stack.callback(mpi.say_once.cache_clear)  # the next run says them again
         self.stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.cfg.torch_threads)
         # Adam's averages for weights without a gradient sink below 1e-38, where a processor is
@@ -123,7 +123,7 @@ class Run:
     def start(self, agent, **state) -> int:
         """Open the run directory, load what the run continues from, and return its step.
 
-        agent    nn.Module; its state dict is all that acting needs. Every rank gets rank 0's
+        agent    a Policy; its state dict is all that acting needs. Every rank gets rank 0's
         state    what else training needs to continue, each with state_dict() and
                  load_state_dict(): optimizers, a replay buffer
 

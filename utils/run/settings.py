@@ -3,6 +3,7 @@
 import math
 import numbers
 from dataclasses import dataclass, fields
+from functools import cache
 from os import PathLike
 from typing import (
     Annotated, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints)
@@ -23,8 +24,8 @@ class Range(NamedTuple):
     above: float = -math.inf
 
 
-# Types of settings, by the values that they take. More than 1e9 would hang or crash.
-PLAIN = {int: Range(1, 1e9), float: Range(0)}
+# Types of settings, by the values that they take. A plain int is from 1 to 1e9, since more would
+# hang or crash, a float at least 0, and the numbers of a tuple are from 1 to 1e5.
 Natural = Annotated[int, Range(0, 1e9)]
 Real = Annotated[float, Range()]
 Positive = Annotated[float, Range(above=0)]
@@ -113,8 +114,10 @@ class RunConfig:
 
 def check_settings(cfg):
     """UsageError names the first setting that is of another kind, out of range or no multiple."""
-    settings, kinds = vars(cfg), get_type_hints(type(cfg))
-    limits = get_type_hints(type(cfg), include_extras=True)
+    settings, kinds, limits = vars(cfg), *types_of(type(cfg))
+    for name, most in ("total_steps", 1e12), ("num_envs", 1e5):
+        if name in settings:
+            check_range(cfg, name, 1, most)
     for name in (field.name for field in fields(cfg)):
         value, kind, choices = settings[name], str(kinds[name]), get_args(kinds[name])
         if get_origin(kinds[name]) is Literal and value not in choices:
@@ -126,13 +129,7 @@ def check_settings(cfg):
         if kind.startswith("tuple") and not isinstance(value, tuple | list):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a tuple")
         if "Literal" not in kind and ("int" in kind or "float" in kind):
-            own = [part.__metadata__[0] for part in (limits[name], *get_args(limits[name]))
-                   if hasattr(part, "__metadata__")]  # of Natural, or of Natural | None
-            limit, = own or [PLAIN[int if "int" in kind else float]]
-            check_range(cfg, name, *limit)
-    for name, most in ("total_steps", 1e12), ("num_envs", 1e5), ("hidden", 1e5):
-        if name in settings:
-            check_range(cfg, name, 1, most)
+            check_range(cfg, name, *limits[name])
     check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
     if settings.get("norm_adv") and "minibatch_size" in settings:
         check_range(cfg, "minibatch_size", low=2)  # normalised, a single advantage would become 0
@@ -146,6 +143,19 @@ def check_settings(cfg):
                              f"is {settings[b]}")
 
 
+@cache
+def types_of(config_class) -> tuple[dict, dict[str, Range]]:
+    """Return the types of a dataclass's settings, and the Range of those that are numbers."""
+    limits = {}
+    for name, kind in get_type_hints(config_class, include_extras=True).items():
+        parts = kind, *get_args(kind)  # Natural, or Natural | None
+        own = [each for part in parts for each in getattr(part, "__metadata__", ())
+               if isinstance(each, Range)]
+        usual = Range(1, 1e5) if get_origin(kind) is tuple else Range(1, 1e9)
+        limits[name] = own[0] if own else Range(0) if float in parts else usual
+    return get_type_hints(config_class), limits
+
+
 def check_range(cfg, names, low=-math.inf, high=math.inf, above=-math.inf):
     """UsageError unless low <= value <= high and value > above, for each setting in `names`.
 
@@ -153,7 +163,7 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, above=-math.inf):
     whole, and so must `total_steps`, which may be written 1e6. Each element of a tuple is checked.
     None passes if the declaration allows it.
     """
-    kinds = get_type_hints(type(cfg))
+    kinds, _ = types_of(type(cfg))
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
     bounds = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
     for name in names.split():
