@@ -212,7 +212,8 @@ def main():
     library = sb3_contrib if args.algo in CONTRIB else stable_baselines3
     result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
-                  settings=plain_settings(cfg), changed=changed,      # `as_theirs` took them
+                  settings=plain_settings(cfg), changed=changed,      # `as_theirs` took them, but
+                  own=[*OWN.get(args.algo, {})],                      # these are the peer's
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),

@@ -276,7 +276,7 @@ def caption(groups: dict[Key, list[dict]]) -> str:
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f} ({len(values)} seeds)")
     return wrapped("*Mean return of the last 100 training episodes. stable-baselines3 has our "
-                   "settings, but twice the weight of the value loss. "
+                   "settings, but no tanh, advantages once a rollout, twice the value loss's weight. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
 
@@ -304,9 +304,8 @@ def wins(groups: dict[Key, list[dict]]) -> str:
         where[won(*both)].append(f"{ours_[0]['algo']} on {ours_[0]['env']}, by {by}")
     better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
     return wrapped(
-        f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. Ours are better in {better}; "
-        f"worse in {worse}. In brackets is the 95% interval of the difference (Welch's t); where "
-        "it contains 0, neither is better."
+        f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval of the "
+        f"difference, ours are better in {better}; worse in {worse}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 
 

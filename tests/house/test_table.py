@@ -67,7 +67,7 @@ def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
     assert row["train100"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
     where = {True: r"ppo on Hopper-v4, by -?\d+\.\d \[.*\]", False: "none"}
-    said = (f"Ours are better in {where[clear == 'ours']}; worse in {where[clear == 'theirs']}[.]"
+    said = (f"ours are better in {where[clear == 'ours']}; worse in {where[clear == 'theirs']}[.]"
             if len(theirs) == 5 else
             "of our rows, with 4 to 4 seeds. To say who is better would take 5 of each.")
     assert re.search(said, " ".join(table.wins(found).split()))

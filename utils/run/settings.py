@@ -119,16 +119,16 @@ def check_settings(cfg):
         if name in settings:
             check_range(cfg, name, 1, most)
     for name in (field.name for field in fields(cfg)):
-        value, kind, choices = settings[name], str(kinds[name]), get_args(kinds[name])
-        if get_origin(kinds[name]) is Literal and value not in choices:
+        value, kind, choices = settings[name], kinds[name], get_args(kinds[name])
+        if get_origin(kind) is Literal and value not in choices:
             raise UsageError(f"{flag(name)} is {value!r}; it takes {' or '.join(choices)}")
-        if kinds[name] is bool and not isinstance(value, bool):  # "False" would be true
+        if kind is bool and not isinstance(value, bool):  # "False" would be true
             raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
-        if kinds[name] is str and not isinstance(value, str | PathLike):
+        if kind is str and not isinstance(value, str | PathLike):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a text")
-        if kind.startswith("tuple") and not isinstance(value, tuple | list):
+        if get_origin(kind) is tuple and not isinstance(value, tuple | list):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a tuple")
-        if "Literal" not in kind and ("int" in kind or "float" in kind):
+        if {int, float} & {kind, *choices}:
             check_range(cfg, name, *limits[name])
     check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
     if settings.get("norm_adv") and "minibatch_size" in settings:
@@ -167,13 +167,13 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, above=-math.inf):
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
     bounds = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
     for name in names.split():
-        value, kind, optional = getattr(cfg, name), str(kinds[name]), get_args(kinds[name])
-        whole = "int" in kind or name == "total_steps"
+        value, parts = getattr(cfg, name), {kinds[name], *get_args(kinds[name])}
+        whole = int in parts or name == "total_steps"
         for x in value if isinstance(value, tuple | list) else [value]:
-            number = isinstance(x, numbers.Integral if "int" in kind else numbers.Real)
+            number = isinstance(x, numbers.Integral if int in parts else numbers.Real)
             fits = (number and not isinstance(x, bool) and math.isfinite(x)
                     and low <= x <= high and x > above and not (whole and x % 1))
-            if not fits and not (x is None and type(None) in optional):
+            if not fits and not (x is None and type(None) in parts):
                 what = "a whole number" if whole else "a number"
                 raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{bounds}")
 
