@@ -276,7 +276,8 @@ def caption(groups: dict[Key, list[dict]]) -> str:
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f} ({len(values)} seeds)")
     return wrapped("*Mean return of the last 100 training episodes. stable-baselines3 has our "
-                   "settings, but no tanh, advantages once a rollout, twice the value loss's weight. "
+                   "settings, but no tanh, advantages once a rollout, twice the value loss's "
+                   "weight. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
 
