@@ -229,11 +229,9 @@ def test_a_film_of_an_endless_episode_is_cut(trained, capsys):
 def test_neither_a_long_gif_nor_many_episodes_fill_memory(trained, monkeypatch):
     run, agent, cfg = trained["Pendulum-v1"]
     monkeypatch.setattr(film, "MOST_FRAMES", 3)
-    drawn = film.make_drawn(cfg, "run.gif")
-    assert film.write_video(agent, cfg, drawn, "run.gif", seed=1)[1] == 40
-    assert len(frames("run.gif")) == 3
-    film.write_video(agent, cfg, film.make_drawn(cfg, "run.mp4"), "run.mp4", seed=1)
-    assert len(frames("run.mp4")) == 40
+    for name, most in ("run.gif", 3), ("run.mp4", 40):
+        assert film.write_video(agent, cfg, film.make_drawn(cfg, name), name, seed=1)[1] == 40
+        assert len(frames(name)) == most
     monkeypatch.setattr(play, "MOST_ENVS", 2)
     numbers = noted(monkeypatch, play, "evaluate", lambda agent, cfg, episodes, *_: episodes)
     returns = play.main(play.Play(str(run), 5))
