@@ -15,10 +15,9 @@ One step of `train`:
     update      once per `update_every` steps, one Adam step on critic_loss
     (copy)      once per `target_every` steps, critic_targ <- critic
 
-The support. Choose v_min and v_max so that hardly any discounted return lies outside:
-their size is at most max |r| / (1 - gamma). `clipped` is the probability that belongs
-beyond the ends (see project). If it stays above 0.01, widen the support: out there all
-returns look alike.
+The support. Hardly any discounted return should lie beyond v_min and v_max; none is
+larger than max |r| / (1 - gamma). `clipped` is the probability out there, where all
+returns look alike (see project). If it stays above 0.01, widen the support.
 
 Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4); `project` mends a mistake.
 The learning rate falls to 0, `target_every` counts environment steps, not updates, and

@@ -20,9 +20,8 @@ One step of `train`:
     set_priorities   give this batch new u, from the divergence that critic_loss saw
     (copy)           once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper. b and A share their hidden layers. For images, only the last
-layer is noisy. Adam's eps is 1e-8, and the learning rate falls to 0. The settings are
-for CartPole and MinAtar; for ALE, the paper has others (see its table 1).
+Departures from the paper. b and A share hidden layers. For images, only the last layer
+is noisy. Adam's eps is 1e-8, lr falls to 0, and the settings are for small tasks.
 
 Healthy values. On CartPole `q` rises to between 95 and 100, the end of the support,
 `q_loss` falls below 0.1, `weight` from 0.6 to 0.2, `clipped` stays 0.
