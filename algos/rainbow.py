@@ -21,7 +21,7 @@ One step of `train`:
     (copy)           once per `target_every` steps, critic_targ <- critic
 
 Departures from the paper. b and A share hidden layers. For images, only the last layer
-is noisy. Adam's eps is 1e-8, lr falls to 0, and the settings are for small tasks.
+is noisy. Adam's eps is 1e-8, and lr falls to 0. For ALE, take the paper's table 1.
 
 Healthy values. On CartPole `q` rises to between 95 and 100, the end of the support,
 `q_loss` falls below 0.1, `weight` from 0.6 to 0.2, `clipped` stays 0.

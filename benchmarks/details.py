@@ -101,12 +101,11 @@ def ratio(*returns: np.ndarray, axis: int = -1) -> np.ndarray:
                            for plain, changed in zip(means[::2], means[1::2])], axis=0))
 
 
-def unchanged(detail: dict, rows: list[dict]) -> dict[str, dict[int, float]]:
+def unchanged(detail: dict, rows: list[dict], published: dict) -> dict[str, dict[int, float]]:
     """Return {env: {seed: train100}} of the runs to compare a detail with."""
     if detail["plain"]:
         return {row["env"]: dict(zip(row["seeds"], row["train100"]))
                 for row in rows if row["detail"] == detail["plain"]}
-    published = read(HERE / "results.jsonl")
     found = {env: published.get((env, "plainrl", detail["algo"], ""), []) for env in detail["envs"]}
     return {env: {each["seed"]: each["train100"] for each in runs} for env, runs in found.items()}
 
@@ -116,10 +115,10 @@ def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
 
     The ratio is to the runs with the same seeds in which nothing is changed.
     """
-    table, rows = [], read_lines(HERE / "details.jsonl")
+    table, rows, published = [], read_lines(HERE / "details.jsonl"), read(HERE / "results.jsonl")
     for detail in read_details([]):
         mine = {row["env"]: row for row in rows if row["detail"] == detail["name"]}
-        plain, pairs = unchanged(detail, rows), []
+        plain, pairs = unchanged(detail, rows, published), []
         for env in detail["envs"] if mine.keys() >= {*detail["envs"]} <= plain.keys() else ():
             row = mine[env]
             pairs += [np.array([plain[env][seed] for seed in row["seeds"]]),

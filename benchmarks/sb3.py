@@ -141,6 +141,14 @@ def as_theirs(algo, cfg, num_acts=1):
     return named
 
 
+def peers_own(algo, cfg) -> dict:
+    """Return the settings in which a peer keeps its own: none on games."""
+    if cfg.env.startswith("ALE/"):
+        return {}
+    own_kl = {"target_kl": OWN_KL[cfg.env]} if algo == "trpo" and cfg.env in OWN_KL else {}
+    return OWN.get(algo, {}) | own_kl
+
+
 def make_peer(algo, cfg, library=stable_baselines3, own=True):
     """Return the peer of a run with our settings `cfg`; with `own`, it has OWN where that differs.
 
@@ -155,10 +163,8 @@ def make_peer(algo, cfg, library=stable_baselines3, own=True):
     if algo in ON_POLICY and not game:
         envs = VecNormalize(envs, gamma=cfg.gamma)
     named = as_theirs(algo, cfg, (envs.action_space.shape or (1,))[0])
-    if own and not game:
-        named |= OWN.get(algo, {})
-        if algo == "trpo":
-            named["target_kl"] = OWN_KL.get(cfg.env, cfg.max_kl)
+    if own:
+        named |= peers_own(algo, cfg)
     peer = CONTRIB.get(algo) or getattr(library, algo.removesuffix("_atari").upper())
     policy = "CnnPolicy" if game else "MlpLstmPolicy" if algo == "ppo_lstm" else "MlpPolicy"
     return peer(policy, envs, seed=cfg.seed, device="cpu", **named)
@@ -213,7 +219,7 @@ def main():
     result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
                   settings=plain_settings(cfg), changed=changed,      # `as_theirs` took them, but
-                  own=[*OWN.get(args.algo, {})],                      # these are the peer's
+                  own=[*peers_own(args.algo, cfg)],                   # these are the peer's
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),

@@ -276,8 +276,8 @@ def caption(groups: dict[Key, list[dict]]) -> str:
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f} ({len(values)} seeds)")
     return wrapped("*Mean return of the last 100 training episodes. stable-baselines3 has our "
-                   "settings, but no tanh, advantages once a rollout, twice the value loss's "
-                   "weight. "
+                   "settings, but no tanh, advantages computed once per rollout, and twice our "
+                   "vf_coef. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
 
@@ -298,11 +298,11 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     if not fair:
         return wrapped(f"{told}To say who is better would take {plot.ENOUGH} of each."
                        + told_older(sum((results for results, _ in pairs), [])), "  ")
-    where = {1: [], -1: [], 0: []}
-    for ours_, theirs in fair:
-        both = [returns(side, "train100") for side in (ours_, theirs)]
-        by = plot.cell(difference(*both))
-        where[won(*both)].append(f"{ours_[0]['algo']} on {ours_[0]['env']}, by {by}")
+    where = defaultdict(list)
+    for pair in fair:
+        (run, *_), both = pair[0], [returns(side, "train100") for side in pair]
+        where[won(*both)].append(
+            f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
     better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
     return wrapped(
         f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval of the "
@@ -311,11 +311,11 @@ def wins(groups: dict[Key, list[dict]]) -> str:
 
 
 def takes() -> str:
-    """Return which algorithms take which spaces, as their Agents declare."""
-    found = defaultdict(list)
-    for path in sorted(ROOT.glob("algos/[a-z]*.py")):
-        kinds = import_module(f"algos.{path.stem}").Agent.takes
-        found[kinds["obs"], kinds["act"]].append(path.stem)
+    """Return which algorithms of the README take which spaces, as their Agents declare."""
+    found, readme = defaultdict(list), (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in sorted(set(re.findall(r"\]\(algos/(\w+)\.py\):", readme))):
+        kinds = import_module(f"algos.{name}").Agent.takes
+        found[kinds["obs"], kinds["act"]].append(name)
     return plot.table([{"algorithms": ", ".join(names)} | {
         side: ", ".join(KINDS[kind].partition(" (")[0] for kind in kinds.split())
         for side, kinds in zip(("observations", "actions"), both)}

@@ -3,7 +3,7 @@
 A program is a dataclass, one line per setting: `name: type = default  # its text in --help`. tyro
 makes a flag of each. A setting without a default needs no flag. What tyro lacks stands here: one
 line per refusal, and what a class may add: `often`, the settings that come first in --help, and
-`others_say`, by which names other libraries call a setting, for hints.
+`others_say`, the names that other libraries have for a setting, for hints.
 """
 
 import difflib

@@ -107,8 +107,9 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
         made = Path(folder, Path(file).name)
         try:
             with closing(envs), closing(played), imageio.get_writer(made, **options) as writer:
-                shown, _ = envs.reset(seed=seed_of(seed, 2))  # as in `evaluate`
-                obs, _ = played.reset(seed=seed_of(seed, 2))
+                obs, _ = played.reset(seed=seed_of(seed, 2))  # as in `evaluate`
+                if game:
+                    shown, _ = envs.reset(seed=seed_of(seed, 2))
                 for step in range(max_steps):
                     if step in drawn:
                         frame = shown[0, 0] if game else draw(envs)

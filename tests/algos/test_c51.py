@@ -11,6 +11,7 @@ from tests.helpers import bare, close, name_of, refused, vec
 from tests.offpolicy import (
     dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in, through)
 from utils.optim import Adam
+from utils.run import checkpoint
 
 CLEANRL = np.full(51, 1 / 51), np.linspace(-100, 100, 51)       # uniform, in steps of 4
 
@@ -128,3 +129,4 @@ def test_weights_are_refused_by_another_support_and_taken_by_their_own(algo):
     other = make_agent(algo, v_min=-10.0, v_max=10.0)
     other.adopt(agent.state_dict())
     close(other.critic.head[0].weight, agent.critic.head[0].weight)
+    refused(checkpoint.load_into, other.adopt, {}, "a run", says="a run holds .* no 'atoms'")

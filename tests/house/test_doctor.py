@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from diagnose import doctor
+from tests.helpers import refused
+from utils.command import read_command
 from utils.files import read_lines, write_lines
 
 CLEAN, BUGS = "ppo", {"ppo+time-limit-is-an-end": (5, 0), "ppo+entropy-is-punished": (0, -5)}
@@ -75,6 +77,12 @@ def test_a_run_that_is_not_over_and_one_of_another_task(runs, learned, capsys):
     (run / "progress.csv").write_text(text.replace("kl", "klunk"))
     doctor.DATA.write_text(doctor.DATA.read_text().replace('"kl"', '"val_max"'))
     assert ask(capsys, run)[1].splitlines()[-1].startswith("unknown ")
+
+
+def test_what_is_no_finished_run_is_refused(tmp_path):
+    for do in "learn", "score":
+        refused(doctor.main, doctor.Doctor(do, (tmp_path,)), says=f"no finished run in {tmp_path}")
+    refused(read_command, doctor.Doctor, "", "doctor", ["x"], says="'x' for argument 'do'")
 
 
 def test_rows_replace_those_of_their_task_alone(tmp_path):

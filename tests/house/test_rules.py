@@ -153,14 +153,6 @@ def test_arrows_point_to_the_helpers():
         assert not looks or path.name == "load.py", f"{path.name} looks into algos/"
 
 
-def test_what_an_algorithm_computes_with_is_soon_read():
-    """At most 450 lines (utils/__init__.py), and 350 per file."""
-    lines = {path.relative_to(ROOT / "utils").as_posix(): len(path.read_text().splitlines())
-             for path in tracked("utils/*.py")}
-    assert sum(lines[f"{name}.py"] for name in ("mpi", "stats", "optim", "nets", "envs")) <= 450
-    assert max(lines.values()) <= 350, lines
-
-
 def test_the_readmes_commands_and_links_exist():
     assert sorted(ideas()) == sorted(ALGOS)
     for page in ("README.md", "docs/games.md"):

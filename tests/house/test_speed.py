@@ -94,7 +94,7 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
     """
     for name in ("ale_py", "sb3_contrib"):
         pytest.importorskip(name)
-    from benchmarks.sb3 import OWN, make_peer
+    from benchmarks.sb3 import make_peer, peers_own
 
     cfg, default = module(algo).Config.for_env(env, **ours), module(algo).Config.for_env(env)
     assert not [name for name, x in ours.items() if getattr(default, name) == x]
@@ -108,8 +108,7 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
             x / 2 if name == "learning_rate" and getattr(cfg, "anneal_lr", False) else x), name
     if "std_init" in ours:
         assert peer.policy.log_std.exp().detach().tolist() == pytest.approx([ours["std_init"]])
-    own = {} if env.startswith("ALE/") else OWN.get(algo, {})
-    peer = make_peer(algo, cfg)
+    own, peer = peers_own(algo, cfg), make_peer(algo, cfg)
     assert {name: getattr(peer, name) for name in own} == own
 
 

@@ -23,7 +23,7 @@ from utils.load import find_module
 from utils import command
 from utils.command import flag, program, read_command
 from utils.run.run import Stopped
-from utils.run.settings import OTHERS_SAY, parse
+from utils.run.settings import parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
 PROGRAMS = "algos.ppo", "utils.play", "utils.sweep", "plot", "diagnose.probe", "docs"
@@ -160,13 +160,6 @@ def test_names_in_other_libraries(algo, theirs, ours):
         for args in ([given, "1"], [f"{given}=1"]):
             message = refused(parse, algo.Config, "", args)
             assert message == f"there is no flag {args[0]}; did you mean {ours}?"
-
-
-def test_every_name_that_is_suggested_exists():
-    known = {field.name for algo in ALGOS for field in dataclasses.fields(algo.Config)}
-    assert set(OTHERS_SAY) <= known
-    for ours, theirs in OTHERS_SAY.items():
-        assert ours not in theirs.split() and re.fullmatch(r"[a-z_ ]+", theirs)
 
 
 # ---- Ranges

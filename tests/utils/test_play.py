@@ -239,7 +239,6 @@ def test_neither_a_long_gif_nor_many_episodes_fill_memory(trained, monkeypatch):
 
 
 def test_a_film_acts_as_asked_and_forgets_where_an_episode_ends(trained, monkeypatch):
-    """At first, too, and where a game's life ends."""
     _, agent, cfg = trained["Pendulum-v1"]
     forgot = noted(monkeypatch, type(agent), "forget", lambda self, done=None: done)
     drawn, how = film.make_drawn(cfg, "a.gif"), {"seed": 1, "deterministic": False}

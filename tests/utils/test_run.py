@@ -372,8 +372,7 @@ def said(out):
 def test_what_is_said_once_is_said_again_in_the_next_run(capsys):
     for _ in range(2):
         with start(Config(overwrite=True)):
-            mpi.say_once("observations: flattened")
-            mpi.say_once("observations: flattened")
+            mpi.say_once("flattened"), mpi.say_once("flattened")
         assert capsys.readouterr().out.count("flattened") == 1
 
 

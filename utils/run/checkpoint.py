@@ -52,7 +52,9 @@ def load_into(load, state, source):
     """Call `load` of a module with a state dict. UsageError: it is another network's."""
     try:
         load(state)
-    except (RuntimeError, KeyError) as error:  # a line for each kind of difference
+    except KeyError as error:
+        raise UsageError(f"{source} holds another network: it has no {error}") from None
+    except RuntimeError as error:  # a line for each kind of difference
         reason = str(error).splitlines()[-1].strip()
         raise UsageError(f"{source} holds another network: {reason}") from None
 
