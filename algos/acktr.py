@@ -293,6 +293,7 @@ class KFAC(Optimizer):
 
         D is F^-1 grad L, layer by layer. log sigma is in no layer; its F is 2 I.
         """
+        self.check_views()
         cfg = self.cfg
         D = {param: param.grad / (2 + self.damping) for param in self.params}
         for layer, fisher in zip(self.layers, self.fishers):

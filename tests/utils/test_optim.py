@@ -85,11 +85,26 @@ def test_steps_are_pytorchs(ours, theirs, scale):
     assert not torch.allclose(params(net), params(small_net()))
 
 
-def test_a_module_that_is_moved_needs_a_new_optimizer():
-    """Its parameters are no views any more, so the steps would train nothing."""
-    net = torch.nn.Linear(2, 1)
-    optimizer = Adam(net)
-    optimizer.zero_grad()
-    net.weight.data = net.weight.data.clone()  # as `.to(device)` does
-    with pytest.raises(RuntimeError, match="after agent.to"):
-        optimizer.zero_grad()
+def moved(net):
+    net[2].bias.data = net[2].bias.data.clone()         # as `.to(device)` does
+
+
+def grads_moved(net):
+    net.zero_grad()                                     # the module's own, which drops gradients
+
+
+@pytest.mark.parametrize("optimizer", [Adam, RMSProp])
+@pytest.mark.parametrize("lose", [moved, grads_moved])
+def test_no_step_where_weights_or_gradients_have_left(lose, optimizer):
+    """They are no views any more, so steps would train nothing, or only some layers."""
+    net = small_net()
+    optimizer = optimizer(net)
+    take_step(optimizer, loss_of(net), lr=0.1)
+    lose(net)
+    before = params(net)
+    with pytest.raises(RuntimeError, match="has left the optimizer.*after agent.to.*its zero_grad"):
+        take_step(optimizer, loss_of(net), lr=0.1)
+    assert torch.equal(params(net), before)
+    net[0].weight.grad = None
+    with pytest.raises(RuntimeError, match="has left the optimizer"):
+        optimizer.step(0.1)                             # without any gradient
