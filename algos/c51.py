@@ -49,11 +49,12 @@ from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.nets import head_sizes, is_image, make_encoder, mlp
+from utils.nets import head_sizes, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import (
     Fraction, Natural, Positive, Real, Run, RunConfig, check_range, main)
+from utils.spaces import is_image
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]

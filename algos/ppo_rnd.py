@@ -50,10 +50,11 @@ from torch.distributions import Categorical, Distribution
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.nets import (
-    Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp, part_sizes)
+    Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp)
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Positive, Run, RunConfig, check_range, main
+from utils.spaces import part_sizes
 from utils.stats import RunningStats, moments
 
 # Shapes, which the tests check at every call.

@@ -43,10 +43,11 @@ from torch import Tensor, nn
 # stack_steps  T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import head_sizes, is_image, make_encoder
+from utils.nets import head_sizes, make_encoder
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.spaces import is_image
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment

@@ -50,11 +50,11 @@ from torch.distributions import Categorical, Distribution
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import (
-    ObsStats, SquashedGaussian, has_images, head_sizes, make_encoder, mlp)
+from utils.nets import ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.spaces import has_images
 from utils.stats import RunningStats
 
 # Shapes, which the tests check at every call.

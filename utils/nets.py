@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from utils.spaces import (  # noqa: F401  (algorithm files take some of them here)
-    has_images, image_layout, is_image, part_sizes)
+from utils.spaces import has_images, image_layout, is_image
 from utils.stats import RunningStats
 
 

@@ -16,7 +16,7 @@ SECTIONS = ["config", "data types", "train", "losses", "kfac", "agent", "buffer"
 OPTIONAL = {"kfac", "buffer"}
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
 HELPERS = {f"utils.{name}" for name in (
-    "mpi stats optim nets envs policy buffers goals demos errors run").split()}
+    "mpi stats optim nets envs policy buffers goals demos spaces errors run").split()}
 # What a folder, or a file beside them, may import from others. Nobody may import tests.
 ARROWS = {"utils": "", "tasks": "", "plot": "utils", "algos": "utils",
           "diagnose": "algos utils plot", "benchmarks": "diagnose utils plot",
