@@ -153,7 +153,7 @@ def update(agent: Agent, rollouts: Rollouts) -> dict:
 class Agent(Policy):  # which adds predict(obs)
     """A linear policy and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector", "act": "discrete box"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

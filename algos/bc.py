@@ -181,7 +181,7 @@ def bc_loss(agent: Agent, pairs: Pairs) -> tuple[Scalar, dict]:
 class Agent(Policy):  # which adds predict(obs)
     """Actor and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image dict", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete box"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

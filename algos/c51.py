@@ -275,7 +275,7 @@ class Critic(nn.Module):
 class Agent(Policy):  # which adds predict(obs)
     """The critic, its target network, and what else acting needs."""
 
-    takes = {"obs": "vector image dict", "act": "discrete"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

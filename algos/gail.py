@@ -353,7 +353,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic, discriminator and running statistics."""
 
-    takes = {"obs": "vector", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector", "act": "discrete box"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -300,7 +300,7 @@ def mask_logits(logits: Logits, mask: Logits) -> Logits:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "mask", "act": "discrete parts"}  # see utils/spaces.py
+    takes = {"obs": "mask", "act": "discrete parts"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -46,10 +46,12 @@ from torch.distributions import Categorical, Distribution
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp
+from utils.nets import (
+    Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp)
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Positive, Run, RunConfig, main
+from utils.spaces import part_sizes
 from utils.stats import moments
 
 # Shapes, which the tests check at every call.
@@ -83,6 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_adv: bool = True  # normalise advantages within each minibatch
     recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
+    act_parts = True  # `Agent.policy` takes actions of several parts, as MultiDiscrete
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
         "clip_ratio": 0.1, "ent_coef": 0.01, "recompute_adv": False}
@@ -286,14 +289,15 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image dict", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete parts box"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        self.discrete = not isinstance(act_space, gym.spaces.Box)
         if self.discrete:
-            num_outputs = int(act_space.n)  # one logit per action
+            self.sizes = part_sizes(act_space)  # [number of actions], or one per part
+            num_outputs = sum(self.sizes)  # one logit per action
         else:
             num_outputs = math.prod(act_space.shape)  # one mean per dimension
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
@@ -328,6 +332,8 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if not self.discrete:
             return SquashedGaussian(out, self.log_std)
+        if len(self.sizes) > 1:
+            return Categoricals(out, self.sizes)
         return Categorical(logits=out, validate_args=False)
 
     def value(self, features: Features) -> PerSample:
@@ -363,7 +369,8 @@ class Agent(Policy):  # which adds predict(obs)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N] or, of k parts, [N, k];
+        or continuous ones [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         pi = self.policy(self.encoder(self.normalize_obs(obs)))
         return pi.mode if deterministic else pi.sample()

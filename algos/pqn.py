@@ -240,7 +240,7 @@ class NormCritic(nn.Module):
 class Agent(Policy):  # which adds predict(obs)
     """The critic and eps."""
 
-    takes = {"obs": "vector image dict", "act": "discrete"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

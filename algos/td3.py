@@ -248,7 +248,7 @@ class TwinCritic(nn.Module):
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and a target network for each."""
 
-    takes = {"obs": "vector", "act": "box"}  # see utils/spaces.py
+    takes = {"obs": "vector", "act": "box"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
