@@ -31,12 +31,10 @@ from scipy.stats import bootstrap, trim_mean
 
 from utils.errors import UsageError
 from utils.files import read_table
+from utils.roles import PLACE, ROUNDING, WATCH
 from utils.command import as_text, program, read_command
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
-# Runs that differ only in these settings are seeds of the same line.
-PLACE = {"env", "seed", "run_dir", "resume", "overwrite", "device", "torch_threads", "num_procs",
-         "bf16", "eval_every", "async_envs"}
 # Okabe and Ito's palette for colour-blind readers, grey instead of its yellow.
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #888888".split()
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
@@ -161,7 +159,7 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[s
         totals = [run.total_steps for run in runs if run.env == env]
         uneven = max(totals) > 1.05 * min(totals)       # some libraries round them up a little
         apart = ({rows, "total_steps"} - {by} if uneven else {rows}) - {""}
-        leave = (PLACE | apart) - {by}
+        leave = (PLACE | ROUNDING | WATCH | apart) - {by}
         differ = differing(found, [run for run in runs if run.algo == algo], leave)
         for run in found:
             named = [name for name in sorted(differ)

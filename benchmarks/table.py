@@ -54,7 +54,9 @@ import plot
 from benchmarks import suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
 from diagnose import catalogue, doctor
+from utils.command import flag
 from utils.files import read_lines
+from utils.roles import PLACE, ROUNDING
 from utils.spaces import KINDS
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
@@ -64,7 +66,7 @@ HELPERS = ("utils/mpi.py", "utils/stats.py", "utils/optim.py", "utils/nets.py", 
 # Default settings, for any number of steps and rules of a game.
 PLAIN = re.compile(r"(env_kwargs=\{[^}]*\},?)?(total_steps=[^,]*)?")
 PART = re.compile(r"<!-- made: ([^\n]+) -->\n(.*?)<!-- end -->", re.DOTALL)
-FREE = {"--env", "--run-dir", "--bf16"}         # flags that a command's result need not have
+FREE = {flag(name) for name in PLACE | ROUNDING}    # flags that a command's result need not have
 OLD_RULES = {"repeat_action_probability": 0, "episodic_life": True, "num_threads": 1}   # of Atari
 Key = tuple[str, str, str, str]                 # env, library, algo, settings
 
@@ -258,12 +260,12 @@ def by_flag(words: list[str]) -> dict[str, object]:
     found = {}
     for word in words:
         if word.startswith("--"):
-            flag, found[word] = word, []
+            name, found[word] = word, []
         elif word.startswith("{"):      # threads of the emulator change no result
-            found[flag] = {k: x for k, x in json.loads(word).items() if k != "num_threads"}
+            found[name] = {k: x for k, x in json.loads(word).items() if k != "num_threads"}
         elif found:
-            found[flag].append(float(word) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", word) else word)
-    return {flag: x for flag, x in found.items() if flag not in FREE and x != {}}
+            found[name].append(float(word) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", word) else word)
+    return {name: x for name, x in found.items() if name not in FREE and x != {}}
 
 
 # ---- Sentences

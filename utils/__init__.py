@@ -30,4 +30,5 @@ sweep.py (many runs, their results). The others stand behind these:
     export.py       a policy as an ONNX graph
     film.py         pictures and films of an episode
     results.py      result.json, what is published of a run
+    roles.py        which settings say where a run is, or only how it is computed
 """

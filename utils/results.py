@@ -18,11 +18,8 @@ from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.files import read_table, write_text
 from utils.load import build_agent, read_run
+from utils.roles import PLACE, ROUNDING, WATCH
 from utils.run.directory import read_config
-
-OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
-BACKEND = {"bf16", "device", "torch_threads", "async_envs"}  # they change numbers only by rounding
-NO_NUMBERS = {"eval_every"}  # they change no number of training
 
 
 def has_result(run_dir: Path, total_steps: int) -> bool:
@@ -64,7 +61,7 @@ def make_result(run: Path) -> dict:
         classic = "classic_control" in str(envs.unwrapped.spec.entry_point)
     agent = build_agent(run, module, cfg, policy)
     final, _ = evaluate(agent, cfg, 100 if classic else 10, cfg.seed)
-    settings = {name: x for name, x in vars(cfg).items() if name not in OURS | NO_NUMBERS}
+    settings = {name: x for name, x in vars(cfg).items() if name not in PLACE | WATCH}
     usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
     usual |= {"total_steps": type(cfg).for_env(cfg.env).total_steps}
     changed = {name: x for name, x in settings.items() if x != usual[name]}
@@ -73,9 +70,9 @@ def make_result(run: Path) -> dict:
                for each in config.get("resumed", [])]
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,
-        "settings": {name: x for name, x in settings.items() if name not in BACKEND},
-        "changed": {name: x for name, x in changed.items() if name not in BACKEND},
-        "backend": {name: x for name, x in changed.items() if name in BACKEND},
+        "settings": {name: x for name, x in settings.items() if name not in ROUNDING},
+        "changed": {name: x for name, x in changed.items() if name not in ROUNDING},
+        "backend": {name: x for name, x in changed.items() if name in ROUNDING},
         "total_steps": int(cfg.total_steps), "steps": last, "episodes": len(episodes),
         "train100": round(float(returns[-100:].mean()), 3) if episodes else None,
         "eval": [round(float(ret), 3) for ret in final], "seconds": float(reports[-1]["time"]),

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from utils.errors import UsageError
 from utils.load import find_module
-from utils.results import OURS, has_result, headline, make_results
+from utils.results import has_result, headline, make_results
+from utils.roles import PLACE
 from utils.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
 from utils.run.settings import check_range, parse
@@ -98,7 +99,7 @@ def parse_set(text: str) -> tuple[str, list[str]]:
 
 def set_flags(module, name: str, value: str) -> list[str]:
     """Return one setting as flags of the algorithm, which refuses what it does not have."""
-    if name in OURS:
+    if name in PLACE:
         raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
     default = getattr(module.Config, name, None)
     if isinstance(default, bool):

@@ -18,6 +18,7 @@ from utils import mpi
 from utils.env_ids import read_kwargs
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
+from utils.roles import ROUNDING
 from utils.run import checkpoint
 from utils.run.launch import cores
 from utils.command import as_text, flag
@@ -28,8 +29,7 @@ except ImportError:  # Windows
     fcntl = None
 
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
-# Settings that may differ on --resume.
-FREE = {"total_steps", "async_envs", "device", "torch_threads", "bf16", "run_dir", "resume"}
+FREE = ROUNDING | {"total_steps", "run_dir", "resume"}  # they may differ on --resume
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
