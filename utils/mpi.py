@@ -48,7 +48,9 @@ say_once = functools.cache(say)  # the same line only once in a process
 
 
 def share(total: int) -> int:
-    """Return this rank's part of a total, which the ranks divide equally (`Run` checks it)."""
+    """Return this rank's part of a total. ValueError: the ranks cannot divide it equally."""
+    if total % size():  # settings.py refuses the usual names before, by their flags
+        raise ValueError(f"{size()} processes cannot share {total} equally")
     return total // size()
 
 
