@@ -31,14 +31,14 @@ class SavedRows:
 
 
 def check_memory(setting: str, count: int, num_bytes: int) -> None:
-    """UsageError if this rank's `num_bytes` for `count` samples cannot fit into memory.
+    """UsageError if `num_bytes` for `count` samples, of each rank, cannot fit into memory.
 
     setting    the flag that decides the size, such as "--buffer-size"
     """
-    need, have = num_bytes * mpi.size(), memory()
-    total = count * mpi.size()
-    size = f"{need / 1e9:.2f} GB" if need > 1e8 else f"{need / 1e6:.3g} MB"
-    mpi.say(f"replay buffer: {total:,} transitions, {size} when full")
+    total, size = count * mpi.size(), num_bytes * mpi.size()
+    shown = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.3g} MB"
+    mpi.say(f"replay buffer: {total:,} transitions, {shown} when full")
+    need, have = num_bytes * mpi.on_host()[1], memory()
     if need > have:
         raise UsageError(f"{setting} is {total}, which takes {need / 1e9:.2f} GB; "
                          f"there are {have / 1e9:.2f} GB of memory")

@@ -438,12 +438,22 @@ def test_the_command_line_brings_what_suits_a_game_and_prints_it(monkeypatch, ca
         assert capsys.readouterr().out == (said and f"settings that suit {env}: {said}")
 
 
-def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
+def test_a_game_with_the_settings_of_robots_says_so(capsys):
+    for env, said in ("MinAtar/Breakout-v1", 1), ("CartPole-v1", 0):
+        agent = ppo.train(ppo.Config(env=env, run_dir=f"run{said}", total_steps=16, num_envs=1,
+                                     rollout_steps=16, minibatch_size=16, epochs=1))
+        out = capsys.readouterr().out
+        assert out.count(f"none that suits games; Config.for_env('{env}') has them") == said
+        assert agent.cfg.run_dir == f"run{said}"
+
+
+def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given(capsys):
     given = {"lr": 1e-4, "epochs": 1, "rollout_steps": 64, "minibatch_size": 32, "num_envs": 2}
     ppo.train(ppo.Config.for_env("MinAtar/Breakout-v1", run_dir="run", total_steps=64, **given))
     ppo.train(ppo.Config.of_run("run", resume=True, total_steps=128))
     kept = read_config("run")["settings"]
     assert kept["epochs"] == 1 and kept["clip_ratio"] == 0.1 and steps("run") == [64, 128]
+    assert "none that suits games" not in capsys.readouterr().out
     result = results.make_result(Path("run"))
     assert result["changed"] == {"total_steps": 128.0, **given}
     (resumed,) = result["resumed"]
@@ -473,5 +483,5 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
 ])
 def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr("utils.run.run.local_rank", lambda: rank)
+    monkeypatch.setattr("utils.mpi.on_host", lambda: (rank, 8))
     assert choose_device(Config(env=env, device=name)) == torch.device(expected)

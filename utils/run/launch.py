@@ -78,15 +78,6 @@ def die(kind, error, trace) -> None:
     leave(text, getattr(error, "status", 130) if stopped else 1)
 
 
-def local_rank() -> int:
-    """Return this rank's number among those on its machine. All ranks call it."""
-    if mpi.size() == 1:
-        return 0
-    from mpi4py import MPI
-
-    return mpi.comm().Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
-
-
 def from_root(action, *args):
     """Return rank 0's `action(*args)` on every rank, when rank 0 has done it.
 

@@ -38,7 +38,7 @@ from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, module_of, plain_settings, whose_code, write_config)
-from utils.run.launch import check_ranks, from_root, local_rank
+from utils.run.launch import check_ranks, from_root
 from utils.spaces import has_images
 
 
@@ -131,6 +131,7 @@ class Run:
         alone. If the run has all its steps, nothing is written.
         """
         self.agent, self.state = agent, {"agent": agent, **state}
+        agent.cfg = self.cfg  # with run_dir and num_procs
         if mpi.size() > 1:
             for tensor in agent.state_dict().values():
                 tensor.copy_(torch.from_numpy(mpi.comm().bcast(tensor.cpu().numpy())))
@@ -159,6 +160,9 @@ class Run:
             mpi.say(f"run: {cfg.run_dir}{begins}, {cfg.total_steps:,.0f} steps\n"
                     f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
                     f"{cfg.torch_threads}")
+            suits = type(cfg).suited_to(cfg.env).items() - {("total_steps", cfg.total_steps)}
+            if suits and not any(getattr(cfg, name) == value for name, value in suits):
+                mpi.say(f"settings: none that suits games; Config.for_env({cfg.env!r}) has them")
             if self.reported_step < cfg.start_steps:
                 mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
                     "; steps take longer then" if cfg.start_steps < cfg.total_steps else
@@ -187,7 +191,10 @@ class Run:
         np.random.set_state(saved["env_rng"][1])  # noqa: NPY002
         if self.device.type == "cuda" and saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
-        self.seconds, self.best = saved["seconds"], saved["best"]
+        self.seconds = saved["seconds"]
+        best = Path(self.cfg.run_dir, "best.pt")  # a kill may have lost its checkpoint
+        if best.exists():
+            self.best = checkpoint.load_file(best).get("best", saved.get("best", -math.inf))
         self.saved, self.saved_step = time.perf_counter(), self.reported_step
 
     def on_signal(self, number, frame):
@@ -252,7 +259,7 @@ class Run:
         mean = row.get("eval_ret_mean", -math.inf)
         if mean > self.best:
             self.best = mean
-            self.save_policy("best.pt")
+            self.save_policy("best.pt", best=mean)
         stop = max(number for *_, number in told)
         if told[0][2] or stop:
             self.save_checkpoint()
@@ -288,11 +295,11 @@ class Run:
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if cuda else None,
             "env_rng": (random.getstate(), (name, numbers.tolist(), *rest)),
-            "seconds": began - self.started, "best": self.best})
+            "seconds": began - self.started})
         self.saved, self.saved_step = time.perf_counter(), self.reported_step
         self.save_seconds = self.saved - began
 
-    def save_policy(self, name):
+    def save_policy(self, name, **more):
         """Write rank 0's agent for `play`. FloatingPointError rather than a file with NaN."""
         state = self.agent.state_dict()
         for key, value in state.items():
@@ -304,12 +311,12 @@ class Run:
         if self.root:
             checkpoint.save_file(self.run_dir / name, {
                 "agent": state, "spaces": spaces, "step": self.reported_step,
-                "settings": plain_settings(self.cfg)})
+                "settings": plain_settings(self.cfg)} | more)
 
 
 def choose_device(cfg) -> torch.device:
     """Return the device that --device asks for."""
-    gpus, local = torch.cuda.device_count(), local_rank()
+    gpus, (local, _) = torch.cuda.device_count(), mpi.on_host()
     if cfg.device == "cuda" and gpus == 0:
         raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
     wanted = cfg.device == "cuda"
