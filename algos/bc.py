@@ -236,7 +236,8 @@ class Agent(Policy):  # which adds predict(obs)
         """
         if self.discrete:
             return act
-        unit = 2 * (act - self.low) / (self.high - self.low) - 1
+        size = (self.high - self.low).clamp(min=1e-12)  # of a single value, it is 0
+        unit = 2 * (act - self.low) / size - 1
         return unit.clamp(-0.999, 0.999).atanh().flatten(1).float()
 
 

@@ -85,6 +85,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
         super().__post_init__()
         check_range(self, "group_size", low=2, high=1e5)  # raises UsageError
         check_range(self, "width layers", high=1e4)
+        if self.async_envs:  # `pretrain` asks the task for its corpus
+            raise UsageError("--async-envs: a task of texts stays in this process")
         if self.width % 16:
             raise UsageError(f"--width is {self.width}; it takes a multiple of 16")
 
@@ -140,7 +142,7 @@ def pretrain(agent: Agent, optimizer: Adam, envs: gym.vector.VectorEnv) -> None:
     corpus = task.corpus(4096, agent.cfg.seed)
     prompt, answer = (torch.as_tensor(part).to(agent.device) for part in corpus)
     for _ in range(agent.cfg.pretrain_steps):
-        rows = torch.randint(len(prompt), (mpi.share(256),))
+        rows = torch.randint(len(prompt), (256 // mpi.size(),))
         loss = corpus_loss(agent, prompt[rows], answer[rows])
         optimizer.zero_grad()
         loss.backward()

@@ -44,6 +44,8 @@ def test_squashing_is_inverted_by_hand():
     act = agent.undo_env_act(torch.ones(4, 2, 3, dtype=torch.float64))
     assert act.dtype == torch.float32
     close(act, torch.full((4, 6), half))                        # rows
+    agent = bc.Agent(VECTOR, Box(vec(1, -2).numpy(), vec(1, 2).numpy()), config())
+    close(agent.undo_env_act(vec((1, 1))), vec((-most, half)))  # the first has one value
 
 
 @pytest.mark.parametrize("kind", ACTS)

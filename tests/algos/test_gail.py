@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 
 from algos import gail, ppo
 from tests import onpolicy
@@ -62,6 +63,12 @@ def test_imitation_reward_by_hand():
 
 
 # ---- What the discriminator sees
+
+def test_an_action_of_a_single_value_is_a_number_too():
+    agent = gail.Agent(SPACES["box"][0], Box(vec(1, -2).numpy(), vec(1, 2).numpy()),
+                       make_config(gail))
+    close(agent.pairs(torch.zeros(1, *agent.obs_shape), vec((1, 1))).act, vec((-1, 0.5)))
+
 
 @every_kind
 def test_the_discriminator_heeds_observations_and_actions(kind):

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 
 from algos import grpo
 from tasks import Text
-from tests.helpers import close, copies, noted, rows, same, vec
+from tests.helpers import close, copies, noted, refused, rows, same, vec
 from tests.onpolicy import parameters
 from utils.optim import Adam
 
@@ -222,6 +222,10 @@ def test_the_reference_is_the_pretrained_model_or_that_of_init_from(monkeypatch)
     assert same(loaded, copies(first)) and same(of_loaded, loaded)
     assert not same(second[0], reference) and not torch.equal(
         torch.cat([x.flatten() for x in agent.values()]), parameters(make_agent()))
+
+
+def test_a_task_of_texts_is_in_no_other_process():
+    refused(config, async_envs=True, says="--async-envs: a task of texts stays in this process")
 
 
 # ---- The tasks
