@@ -25,7 +25,7 @@ from utils.load import find_module
 from utils.results import has_result, headline, make_results
 from utils.roles import PLACE
 from utils.command import as_flags, as_text, program, read_command
-from utils.run.directory import as_folder
+from utils.run.directory import as_folder, has_changed
 from utils.run.settings import check_range, parse
 
 
@@ -40,6 +40,7 @@ class Sweep:
     shard: str = "1/1"  # which of the runs: 2/5 trains the second of five parts
     out: str = "runs/sweep"  # the folder for all runs
     dry_run: bool = False  # only print the commands
+    any_code: bool = False  # keep and resume runs of an algorithm that has changed since
     results: str = ""  # instead of training: write result.json for the runs in this folder
 
     def __post_init__(self):
@@ -68,7 +69,7 @@ def plan(sweep: Sweep) -> list[Job]:
     grid = {}
     for name, values in map(parse_set, sweep.set):
         grid[name] = grid.get(name, []) + values
-    runs = []
+    runs = {}  # a value that is given twice makes one run
     for algo, env, *values in itertools.product(sweep.algos, sweep.envs, *grid.values()):
         module = find_module(f"algos.{algo}", f"--algos {algo}")
         flags = [word for given in zip(grid, values) for word in set_flags(module, *given)]
@@ -76,16 +77,23 @@ def plan(sweep: Sweep) -> list[Job]:
         cfg = parse(module.Config, module.__doc__, flags)
         settings = ",".join(f"{name}={as_text(getattr(cfg, name), '-')}" for name in sorted(grid))
         folder = Path(sweep.out, as_folder(cfg.env), algo, as_folder(settings) or "default")
-        runs.append((folder, cfg, [sys.executable, "-m", module.__name__, *flags]))
-    jobs = {}  # a value that is given twice makes one run
+        known, _ = runs.setdefault(folder, (cfg, [sys.executable, "-m", module.__name__, *flags]))
+        if known != cfg:
+            raise UsageError(f"--set: two values make the same folder, {folder}")
+    jobs, other = [], []
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
-    for seed, (folder, cfg, command) in itertools.product(seeds, runs):
+    for seed, (folder, (cfg, command)) in itertools.product(seeds, runs.items()):
         run_dir = folder / f"seed{seed}"
         command = [*command, "--seed", str(seed), "--run-dir", str(run_dir)]
         command += ["--resume"] * (run_dir / "config.json").exists()
-        jobs[run_dir] = Job(run_dir, int(cfg.total_steps), command)
+        jobs.append(Job(run_dir, int(cfg.total_steps), command))
+        other += [run_dir] * has_changed(type(cfg), run_dir)
+    if other and not sweep.any_code:
+        raise UsageError(f"{len(other)} of these runs are of an algorithm file that has changed "
+                         f"since, such as {other[0]}; to train anew, delete them or give another "
+                         "--out; to keep them and resume unfinished ones, give --any-code")
     part, _, parts = sweep.shard.partition("/")
-    return list(jobs.values())[int(part) - 1::int(parts)]
+    return jobs[int(part) - 1::int(parts)]
 
 
 def parse_set(text: str) -> tuple[str, list[str]]:

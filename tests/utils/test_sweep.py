@@ -62,6 +62,23 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     assert name.startswith("env_kwargs=") and name.count("/") == 1
 
 
+def test_runs_of_a_file_that_has_changed_are_neither_skipped_nor_mixed(monkeypatch):
+    (run,) = folders()
+    kept = Path("out/CartPole-v1/ppo", run, "algo.py")
+    kept.parent.mkdir(parents=True)
+    kept.write_text(Path(ppo.__file__).read_text() + "# a comment\n")
+    assert folders() == [run]
+    kept.write_text("x = 1\n")
+    refused(folders, seeds=3, says=f"1 of these runs are of an algorithm file that has changed "
+                                   f"since, such as {kept.parent}; .*--any-code")
+    assert folders(any_code=True) == [run]
+
+
+def test_two_values_make_two_folders():
+    refused(folders, 'env_kwargs={"a": "x y"}', 'env_kwargs={"a": "x/y"}',
+            says="--set: two values make the same folder, out/CartPole-v1/ppo/env_kwargs=")
+
+
 @pytest.mark.parametrize("changed, message", [
     ({"algos": ("pp",)}, "--algos pp: there is no algos.pp, only .*algos.ppo"),
     ({"envs": ()}, "--envs are needed"),

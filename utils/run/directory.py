@@ -1,5 +1,6 @@
 """The directory of a run: where it is, who may write in it, config.json, and whose code it has."""
 
+import ast
 import contextlib
 import json
 import platform
@@ -18,7 +19,7 @@ from utils import mpi
 from utils.env_ids import read_kwargs
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
-from utils.roles import ROUNDING
+from utils.roles import ROUNDING, WATCH
 from utils.run import checkpoint
 from utils.run.launch import cores
 from utils.command import as_text, flag
@@ -29,7 +30,7 @@ except ImportError:  # Windows
     fcntl = None
 
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
-FREE = ROUNDING | {"total_steps", "run_dir", "resume"}  # they may differ on --resume
+FREE = ROUNDING | WATCH | {"total_steps", "run_dir", "resume"}  # they may differ on --resume
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
@@ -133,9 +134,14 @@ def read_config(run_dir):
 
 
 def has_changed(config_class, run_dir) -> bool:
-    """Return whether a run was made, or last resumed, with another algorithm file."""
+    """Return whether a run was made, or last resumed, with another program than that of a Config.
+
+    Comments do not count.
+    """
     file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    return bool(file) and kept.exists() and file.read_bytes() != kept.read_bytes()
+    if not file or not kept.exists():
+        return False
+    return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
 
 
 def has_rows(run_dir):
