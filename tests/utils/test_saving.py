@@ -1,6 +1,7 @@
 """A run is saved, resumed, stopped and killed, and nothing is lost. With a toy algorithm."""
 import json
 import multiprocessing
+import math
 import os
 import random
 import re
@@ -108,6 +109,13 @@ def test_best_policy(monkeypatch):
     best = checkpoint.load_file("run/best.pt")
     assert best["step"] == 300 and (best["agent"]["weight"] == 7).all()
     assert Config(**best["settings"]) == Config(torch_threads=1)
+    for step, ret in (700, 90.0), (800, 50.0):                  # after 90, it is killed
+        with start(Config(resume=True, total_steps=2000, eval_every=9999), agent) as log:
+            assert log.step == step
+            log.advance(100)
+            log.saved = math.inf
+            log.advance(100, eval_ret=[ret])
+        assert checkpoint.load_file("run/best.pt")["best"] == 90
 
 
 @dataclass(frozen=True)
