@@ -30,7 +30,7 @@ from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
 from utils.errors import UsageError
-from utils.files import read_table
+from utils.files import read_columns, read_table
 from utils.roles import PLACE, ROUNDING, WATCH
 from utils.command import as_text, program, read_command
 
@@ -134,14 +134,6 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
                    axis(step[there]), value[there], float(axis(steps)), steps,
                    float(settings["total_steps"]),
                    float(late.mean()) if len(late) >= END[0] else np.nan, final)
-
-
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a CSV file, without a last line that is only half written."""
-    names, *rows = [line.split(",") for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-    columns = zip(*rows, strict=True) if rows else [()] * len(names)
-    return {name: np.array([float(cell or "nan") for cell in column])
-            for name, column in zip(names, columns, strict=True)}
 
 
 # ---- Which seeds belong together

@@ -26,8 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.suite import HERE, ROOT, code, flags, settings_of, verdict, verdicts
-from plot import read_columns
-from utils.files import read_lines, write_lines
+from utils.files import read_columns, read_lines, write_lines
 
 
 @cache

@@ -44,7 +44,7 @@ import plot
 from benchmarks.suite import HERE, ROOT
 from diagnose import catalogue
 from utils.errors import UsageError
-from utils.files import read_lines, write_lines
+from utils.files import read_columns, read_lines, write_lines
 from utils.run.directory import as_folder
 
 BUGS = HERE / "atlas.toml"
@@ -132,7 +132,7 @@ def read_seed(folder: Path) -> Seed:
         run = plot.read_run(folder, "steps", "ep_ret")
     except UsageError:      # it ended before an episode did
         return Seed(np.nan, np.full(BINS, np.nan), {}, 0)
-    total, progress = int(run.total_steps), plot.read_columns(folder / "progress.csv")
+    total, progress = int(run.total_steps), read_columns(folder / "progress.csv")
     return Seed(run.train if run.steps >= total else np.nan, parts(run.x, run.y, total),
                 {name: parts(progress["step"], x, total) for name, x in progress.items()
                  if name not in NO_METRICS and not name.startswith("ep_")}, total)

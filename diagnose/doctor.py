@@ -25,10 +25,9 @@ from typing import Literal
 import numpy as np
 
 from diagnose import catalogue
-from plot import read_columns
 from utils.command import program, read_command
 from utils.errors import UsageError
-from utils.files import read_lines, write_lines
+from utils.files import read_columns, read_lines, write_lines
 from utils.run.directory import read_config
 
 HERE = Path(__file__).resolve().parent

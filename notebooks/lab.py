@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import algos
-from plot import read_columns
+from utils.files import read_columns
 
 ROOT = Path(algos.__file__).resolve().parents[1]  # of the code that runs, perhaps installed
 CLONE = Path(__file__).resolve().parents[1]

@@ -6,6 +6,8 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from utils.errors import UsageError
 
 
@@ -48,6 +50,14 @@ def read_table(run_dir, name):
     """Return the rows of a csv file, as dicts of texts."""
     with open(Path(run_dir, name), newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of numbers of a csv file, but for a last line that is half written."""
+    names, *rows = [line.split(",") for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {name: np.array([float(cell or "nan") for cell in column])
+            for name, column in zip(names, columns, strict=True)}
 
 
 def check_target(flag, file, suffixes):
