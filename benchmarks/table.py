@@ -306,9 +306,12 @@ def wins(groups: dict[Key, list[dict]]) -> str:
         where[won(*both)].append(
             f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
     better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
+    above = [f"{mine[0]['algo']} on {mine[0]['env']}" for mine, peer in pairs
+             if returns(peer, "train100").mean() > returns(mine, "train100").mean()]
     return wrapped(
         f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval of the "
-        f"difference, ours are better in {better}; worse in {worse}."
+        f"difference, ours are better in {better}; worse in {worse}. Of all {len(pairs)}, the "
+        f"peer's mean is above ours in {len(above)}: {', '.join(above) or 'none'}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 
 
