@@ -4,10 +4,9 @@
 
 Environments, protocol and sizes equal ours, and so do the settings that both have: `as_theirs`
 takes them from the Config of our file. Where a peer lacks a setting of ours, it has its default:
-DQN is neither double nor dueling. OWN names the settings that are the peer's own: those that suit
-it better, and the weight of PPO's value loss, twice ours, with which the published rows ran. The
-on-policy peers normalise observations and rewards (VecNormalize), as ours do; the off-policy peers
-normalise nothing.
+DQN is neither double nor dueling. OWN names the settings that are the peer's own, since they suit
+it better. The on-policy peers normalise observations and rewards (VecNormalize), as ours do; the
+off-policy peers normalise nothing.
 
 It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json (train100, eval, ...).
 """
@@ -35,8 +34,7 @@ from utils.run.directory import plain_settings
 ON_POLICY = "a2c", "ppo", "ppo_lstm", "trpo"
 CONTRIB = {"trpo": sb3_contrib.TRPO, "ppo_lstm": sb3_contrib.RecurrentPPO}
 # On MuJoCo, A2C has its default batch and rate, TRPO the settings of RL Zoo.
-OWN = {"ppo": {"vf_coef": 0.5},
-       "a2c": {"n_steps": 5, "learning_rate": lambda left: 7e-4 * left},
+OWN = {"a2c": {"n_steps": 5, "learning_rate": lambda left: 7e-4 * left},
        "trpo": {"n_critic_updates": 20, "batch_size": 128, "cg_max_steps": 25, "cg_damping": 0.1}}
 OWN_KL = {"HalfCheetah-v4": 0.04}                   # RL Zoo's target_kl; ours for the others
 
