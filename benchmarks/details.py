@@ -22,6 +22,7 @@ import numpy as np
 import plot
 from benchmarks import atlas
 from benchmarks.suite import HERE, ROOT, read
+from diagnose.catalogue import edited
 from utils.files import read_lines, write_lines
 
 DETAILS = HERE / "details.toml"
@@ -44,19 +45,9 @@ def read_details(names: list[str]) -> list[dict]:
     return [found[name] for name in names or found]
 
 
-def edited(detail: dict, text: str) -> str:
-    """Return the text of a file with the edits. ValueError: a text does not stand in it once."""
-    for old, new in detail["edits"]:
-        if text.count(old) != 1:
-            raise ValueError(f"{detail['name']}: {old!r} stands {text.count(old)} times in "
-                             f"{detail['algo']}.py")
-        text = text.replace(old, new)
-    return text
-
-
 def show(detail: dict) -> str:
     """Return the text of the algorithm with a detail, its settings as defaults."""
-    text = edited(detail, (ROOT / "algos" / f"{detail['algo']}.py").read_text("utf-8"))
+    text = edited((ROOT / "algos" / f"{detail['algo']}.py").read_text("utf-8"), detail["edits"])
     for name, value in (pair.split("=") for pair in detail["set"]):
         text, count = re.subn(rf"^(    {name}: \w+ =) \S+", rf"\1 {value}", text, flags=re.M)
         assert count == 1, name
@@ -68,7 +59,7 @@ def train(details: list[dict], envs: list[str], seeds: int, out: Path, jobs: int
     algos, status = atlas.clone(out) / "algos", 0
     for detail in details:
         algo = detail["algo"]
-        text = edited(detail, (algos / f"{algo}.py").read_text("utf-8"))
+        text = edited((algos / f"{algo}.py").read_text("utf-8"), detail["edits"])
         name = f"{algo}+{detail['name']}" if detail["edits"] else algo
         (algos / f"{name}.py").write_text(text, "utf-8")
         status |= atlas.sweep(out, detail["name"], [name], envs or detail["envs"], detail["set"],

@@ -64,11 +64,18 @@ def file_of(module, root=ROOT):
     return next(path for place in places if (path := place / f"{module}.py").exists())
 
 
+def edited(text, edits):
+    """Return the text with (old, new) edits. ValueError: an old one does not stand in it once."""
+    for old, new in edits:
+        if (count := text.count(old)) != 1:
+            raise ValueError(f"this stands {count} times in the file, not once: {old}")
+        text = text.replace(old, new)
+    return text
+
+
 def planted(mutant, text):
-    """Return the text with the bug in it. ValueError: `old` does not stand in it exactly once."""
-    if (count := text.count(mutant.old)) != 1:
-        raise ValueError(f"`old` stands {count} times in the file, not once")
-    return text.replace(mutant.old, mutant.new)
+    """Return the text with the bug in it."""
+    return edited(text, [(mutant.old, mutant.new)])
 
 
 def plantings(mutants):

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from diagnose.catalogue import edited
 from tasks import Line  # noqa: F401  it registers Line-v0
 from utils.envs import make_envs
 
@@ -76,13 +77,7 @@ def file_of(name):
 def texts(name):
     """Return the file's text without and with the bug."""
     before = (lab.ROOT / file_of(name)).read_text(encoding="utf-8")
-    after = before
-    for old, new in BUGS[name].swaps:
-        if after.count(old) != 1:
-            raise ValueError(f"{file_of(name)} has this {after.count(old)} times instead of "
-                             f"once:\n{old}")
-        after = after.replace(old, new)
-    return before, after
+    return before, edited(before, BUGS[name].swaps)
 
 
 def plant(name):

@@ -150,7 +150,7 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     assert middle == pytest.approx(0.5) and 0.4 <= low < 0.5 < high <= 0.6
     assert set(told.values()) == {None}
     with pytest.raises(ValueError, match="stands 0 times"):
-        details.edited({"name": "x", "algo": "ppo", "edits": [["no such text", ""]]}, "text")
+        catalogue.edited("text", [["no such text", ""]])
     # Where a study has a detail that changes nothing, its runs are compared with.
     envs = details.read_details(["rainbow"])[0]["envs"]
     write("rainbow", (1, 2), lambda seed: 10.0)
