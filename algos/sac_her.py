@@ -17,7 +17,7 @@ learn carries over to other goals. One step of `train`:
 
 In a stochastic environment, the new goal is chosen after the outcome is known, so the
 actions look more reliable than they are. The environment needs compute_reward, which
-takes batches of goals. utils/goals.py derives compute_terminated if it is missing.
+takes batches of goals, and compute_terminated, which need not.
 
 Departures from the paper. SAC replaces DDPG. Each batch draws new goals, from running
 episodes too (paper: the buffer stores k copies, after the episode). Observations are

@@ -2,25 +2,20 @@
 them, and an `info` that nobody may read."""
 
 import contextlib
-from inspect import signature
 
 import gymnasium as gym
 import numpy as np
 
 from utils.errors import UsageError
-from utils.mpi import say_once
 from utils.spaces import FlatBox
 
 
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     """Return the part of the first environment that has `compute_reward`, for other goals' rewards.
 
-    That is the environment without its wrappers, or the outermost wrapper that has one. Give these
-    functions NO_INFO. UsageError: there is none, it does not take batches, or a wrapper around it
-    may change what it computes.
-
-    If it has no `compute_terminated`, one is derived: an episode ends where `is_success` of the
-    environment, or of its task, holds, if the last success in `envs` has ended one.
+    That is the environment without its wrappers, or the outermost wrapper that has one. It also has
+    `compute_terminated`; give both NO_INFO. UsageError: one is missing, `compute_reward` does not
+    take batches, or a wrapper around it may change what it computes.
     """
     if isinstance(envs.unwrapped, gym.vector.AsyncVectorEnv):
         raise UsageError("--async-envs: hindsight needs an environment in its own process")
@@ -37,30 +32,17 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
                              "goals; hindsight needs a compute_reward that returns the rewards of "
                              "the wrapped environment: define it in the wrapper")
         env = env.env
-    if not hasattr(env, "compute_reward"):
-        raise UsageError(f"{wrong}which has no compute_reward(achieved_goal, desired_goal, info); "
-                         "hindsight needs it")
+    for name in "compute_reward", "compute_terminated":
+        if not hasattr(env, name):
+            raise UsageError(f"{wrong}which has no {name}(achieved_goal, desired_goal, info); "
+                             "hindsight needs it, perhaps from a wrapper (docs/howto.md)")
     goals = np.stack([env.observation_space["desired_goal"].sample() for _ in range(2)])
-    if not hasattr(env, "compute_terminated"):
-        env.compute_terminated = derived_ends(env, envs)
     with contextlib.suppress(AttributeError):  # perhaps of what the first reset makes
         env.compute_terminated(goals[0], goals[1], NO_INFO)
         if (shape := np.shape(env.compute_reward(goals, goals, NO_INFO))) != (2,):
             raise UsageError(f"{wrong}whose compute_reward returns {list(shape)} for 2 pairs of "
                              "goals; hindsight needs one that takes batches and returns [2]")
     return env
-
-
-def derived_ends(env: gym.Env, envs: gym.vector.VectorEnv):
-    """Return a `compute_terminated` for an environment that has none: see `goal_env`."""
-    owners = env.unwrapped, getattr(env.unwrapped, "task", None)  # panda-gym's
-    named = [getattr(owner, name, 0) for owner in owners for name in ("is_success", "_is_success")]
-    found = [each for each in named if callable(each) and len(signature(each).parameters) >= 2]
-    say_once(f"hindsight: {env.unwrapped.spec.id} has no compute_terminated, so a new goal " + (
-        f"ends an episode by {found[0].__name__}, if successes end them in training" if found else
-        "ends no episode: they end by time alone, or as they did"))
-    return lambda achieved_goal, desired_goal, info: bool(
-        found and envs.success_ends and found[0](achieved_goal, desired_goal))
 
 
 class NoInfo(dict):

@@ -104,7 +104,6 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     def __init__(self, env: gym.vector.VectorEnv):
         super().__init__(env)
         self.vector_steps = 0
-        self.success_ends = False  # whether the last success has terminated its episode
         self.ended = []
 
     def reset(self, **kwargs):
@@ -122,8 +121,6 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
             told = infos.get("final_info", {})
             end = [float(told["success"][i])] if "success" in told and told["_success"][i] else []
-            if end == [1]:
-                self.success_ends = bool(terminated[i])
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *end))
         return obs, rew, terminated, truncated, infos
 

@@ -11,7 +11,7 @@ from tests.helpers import agent_for, quick, refused
 from tests.toy import Config
 from tests.utils.test_envs import uneven
 from utils.envs import make_envs
-from utils.goals import NO_INFO, goal_env
+from utils.goals import goal_env
 from utils.nets import nature_cnn
 from utils.spaces import act_kind, image_layout
 
@@ -127,60 +127,41 @@ def test_the_shape_tells_which_axis_has_the_channels(shape, axis, clear, capsys)
     assert ("may be [H, W, C] or [C, H, W]" in capsys.readouterr().out) != clear
 
 
-# ---- Goals without compute_terminated
+# ---- Goals
 
 class Parking(Ends):
-    """As in highway-env: an episode ends by success, or, at its step 5, by a crash."""
+    """As in highway-env: an episode ends by a crash, here at its step 5."""
 
     def __init__(self):
         super().__init__()
         self.observation_space = GoalEnds().observation_space
 
     observe, compute_reward, joined = GoalEnds.observe, GoalEnds.compute_reward, False
-    success_ends = True                         # else it only stops there, as at a time limit
 
     def step(self, act):
         obs, *_ = super().step(act)
-        goals = obs["achieved_goal"], obs["desired_goal"]
-        success, rew = self._is_success(*goals), float(self.compute_reward(*goals, {}))
-        ends = success and self.success_ends or self.time == 5
-        return obs, rew, ends, success and not ends, {"is_success": success}
+        rew = float(self.compute_reward(obs["achieved_goal"], obs["desired_goal"], {}))
+        return obs, rew, self.time == 5, False, {}
 
-    def _is_success(self, achieved_goal, desired_goal):
-        return bool(abs(achieved_goal - desired_goal) < 0.1)
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return False
 
 
 for kind in (Needs, Breaks, Vectors, Parking):
     gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
 
 
-def test_ends_by_new_goals_are_derived_from_success(capsys, monkeypatch):
-    envs = make_envs(cfg := quick(sac_her, "Parking-v0"), 1)
-    env, goal = goal_env(envs), np.float32([0.7])
-    assert "a new goal ends an episode by _is_success, if" in capsys.readouterr().out
-    envs.reset(seed=1)
-    assert not env.compute_terminated(goal, goal, NO_INFO)      # no success has ended one so far
-    envs.step(np.float32([[0.0]]))
-    envs.step(np.float32([[0.2]]))
-    assert envs.pop_episodes()[0][-1] == 1
-    assert env.compute_terminated(goal, goal, NO_INFO)
-    assert not env.compute_terminated(goal, 0 * goal, NO_INFO)
-    with monkeypatch.context() as patch:
-        patch.setattr(Parking, "success_ends", False)
-        while not (ended := envs.pop_episodes()):
-            envs.step(np.float32([[0.2]]))
-    assert ended[0][-1] == 1 and not env.compute_terminated(goal, goal, NO_INFO)
-    sac_her.train(cfg)
+@pytest.mark.parametrize("name", ["compute_reward", "compute_terminated"])
+def test_hindsight_refuses_an_environment_that_lacks_a_function(name, monkeypatch):
+    monkeypatch.delattr(Parking, name)
+    refused(sac_her.train, quick(sac_her, "Parking-v0"), says=f"which has no {name}.*wrapper")
 
 
-def test_a_crash_stays_an_end_whatever_the_goal(monkeypatch):
-    """And without any is_success, no other step becomes one."""
-    monkeypatch.setattr(Parking, "_is_success", property())
+def test_a_crash_stays_an_end_whatever_the_goal():
     envs = make_envs(cfg := quick(sac_her, "Parking-v0", her_k=1000), 1)
     space = envs.single_observation_space
     agent = sac_her.Agent(space, envs.single_action_space, cfg)
     buffer = sac_her.HindsightBuffer(50, space, 1, torch.device("cpu"), 1, goal_env(envs), 1000)
-    monkeypatch.setattr(Parking, "_is_success", lambda *goals: False)
     obs, _ = envs.reset(seed=1)
     for _ in range(25):
         obs = sac_her.interact(agent, envs, buffer, obs, agent.act(obs))
