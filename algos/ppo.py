@@ -7,8 +7,8 @@ the rollout comes from the policy before the first step, pi_old.
 The idea. Weight each sample's advantage A by ratio = pi(a|s) / pi_old(a|s). While pi is
 close to pi_old, mean(ratio A) measures how much better pi is. Far away it does not,
 because the states still come from pi_old. So PPO clips the ratio: a sample whose
-probability has moved far enough in the profitable direction no longer pushes. So a
-rollout is good for many gradient steps.
+probability has moved far enough in the profitable direction no longer pushes. That is
+no strict limit, as other samples push on, but it lets a rollout serve for many steps.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments

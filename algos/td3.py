@@ -21,10 +21,10 @@ critic chases its own changes. One step of `train`:
 
 Departures from the paper. As in the authors' later code (github.com/sfujim/TD3): layers
 of 256 units (paper: 400, 300), batches of 256 (100), no updates during the random
-actions at the start. Ours: Q takes actions in [-1, 1], the unit of all noise.
+actions at the start. Ours: their number, and actions in [-1, 1], the unit of all noise.
 
-Healthy values. With --eval-every, `eval_q`, which is Q_1, is near `eval_discounted`,
-the return that then followed. With DDPG, it is above.
+Healthy values. With --eval-every, `eval_q`, which is Q_1, rises to `eval_discounted`,
+the return that then followed. With DDPG, it rises above.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)
@@ -184,7 +184,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     An actor seeks the actions that a critic overrates, and their Q enters the targets
     of other states. Two critics start from different weights, so their errors differ,
     and their minimum is too high only where both are. It is too low more often, but
-    the actor avoids such actions, so they enter fewer targets.
+    no actor seeks what is underrated, so that enters fewer targets.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
