@@ -21,7 +21,8 @@ ROOT = HERE.parent
 CURVES = "curve", "eval_curve"                  # they stand in the file of curves
 # What learning is computed with, as far as an algorithm imports it. Of utils/run/ and evaluate.py,
 # the default of start_steps, --init-from and the seeds count too: after a change there, ask again.
-HELPERS = set("atari buffers demos envs goals mpi nets optim policy spaces stats wrappers".split())
+ARITHMETIC = "mpi stats optim nets envs".split()            # what all files share of it
+HELPERS = {*ARITHMETIC, *"atari buffers demos goals policy spaces wrappers".split()}
 
 
 def curves_of(suite: Path) -> Path:

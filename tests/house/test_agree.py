@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from benchmarks import agree, suite
-from tests.house.test_rules import HELPERS
 
 ROW = {"algo": "toy", "env": "Toy-v0", "seed": 3, "changed": {"gamma": 0.9}, "settings": {},
        "git_commit": "old", "id": "plainrl/Toy-v0/toy/gamma=0.9/seed3", "train100": 1.0,
@@ -112,10 +111,6 @@ def test_only_code_that_learning_is_computed_with_counts(tmp_path):
     assert was == code_with(algos__toy='"""More."""\nfrom utils import envs  # needed\n')
     assert was == code_with(utils__logger="x = 1\n") == code_with(utils__goals="x = 1\n")
     assert was != code_with(utils__envs="x = 2\n") != code_with(algos__toy="x = 1\n")
-
-
-def test_what_files_may_import_to_learn_with_counts():
-    assert {name.removeprefix("utils.") for name in HELPERS} - {"run", "errors"} <= suite.HELPERS
 
 
 def test_a_number_is_compared_relative_to_its_column():

@@ -9,18 +9,19 @@ import sys
 
 import pytest
 
+from benchmarks import suite
 from docs.algorithm import Algorithm, ideas
 from tests.house.tree import ROOT, tracked
 
 SECTIONS = ["config", "data types", "train", "losses", "kfac", "agent", "buffer"]
 OPTIONAL = {"kfac", "buffer"}
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
-HELPERS = {f"utils.{name}" for name in (
-    "mpi stats optim nets envs policy buffers goals demos spaces errors run").split()}
+HELPERS = {f"utils.{name}" for name in suite.HELPERS - {"atari", "wrappers"} | {"errors", "run"}}
 # What a folder, or a file beside them, may import from others. Nobody may import tests.
 ARROWS = {"utils": "", "tasks": "", "plot": "utils", "algos": "utils",
           "diagnose": "algos utils plot", "benchmarks": "diagnose utils plot",
-          "docs": "benchmarks diagnose utils", "notebooks": "benchmarks algos utils plot tasks"}
+          "docs": "benchmarks diagnose utils",
+          "notebooks": "benchmarks diagnose algos utils plot tasks"}
 # Names that each file defines in its own way.
 OWN = {"Config", "Agent", "Critic", "update", "train", "interact", "actor_loss", "critic_loss"}
 # Versions that lack lines of the others: images alone, rewards that are never scaled.
