@@ -22,7 +22,7 @@ Some kinds take no patterns:
     <!-- made: caption mujoco.svg -->           what the runs of that figure end at
     <!-- made: verdict -->                      clear wins and losses beside peers
     <!-- made: source algos/ppo.py ppo_loss --> functions as they stand in the file
-    <!-- made: size -->                         how many lines HELPERS have
+    <!-- made: size -->                         how many lines utils/ has
     <!-- made: atlas -->                        what bugs cost, and whether the doctor names them
     <!-- made: symptoms -->                     the first metric that shows a bug, by metric
     <!-- made: speed -->                        ratios of speed.jsonl (benchmarks/speed.py)
@@ -39,6 +39,7 @@ import math
 import re
 import shlex
 import sys
+import warnings
 from collections import defaultdict
 from contextlib import redirect_stderr
 from fnmatch import fnmatch
@@ -61,8 +62,6 @@ from utils.spaces import KINDS
 
 PAGES = ("README.md", "benchmarks/README.md", "benchmarks/all.md", "docs/games.md",
          "docs/settings.md", "docs/debugging.md", "docs/howto.md")
-# What the learning of every algorithm is computed with.
-HELPERS = ("utils/mpi.py", "utils/stats.py", "utils/optim.py", "utils/nets.py", "utils/envs.py")
 # Default settings, for any number of steps and rules of a game.
 PLAIN = re.compile(r"(env_kwargs=\{[^}]*\},?)?(total_steps=[^,]*)?")
 PART = re.compile(r"<!-- made: ([^\n]+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -97,6 +96,18 @@ def steps(results: list[dict]) -> int:
 def returns(results: list[dict], name: str) -> np.ndarray:
     """Return train100, or the mean of eval, for each seed. A missing one is NaN."""
     return np.array([np.mean(np.array(result[name], float)) for result in results])
+
+
+def late(results: list[dict]) -> np.ndarray:
+    """Return the mean return in the last tenth of the steps for each seed. NaN: no episode ended.
+
+    That is what plot.py says of a run, and what its reader sees; train100 is others' measure. Of
+    100 episodes it is the mean of all.
+    """
+    curves = [np.array(result["curve"]).reshape(-1, 2) for result in results]
+    with warnings.catch_warnings(action="ignore"):  # of the mean of nothing
+        return np.array([x[x[:, 0] > 0.9 * result["total_steps"], 1].mean()
+                         for result, x in zip(results, curves)])
 
 
 def ours(groups: dict[Key, list[dict]], plain: bool = True) -> list[tuple[str, str, list[dict]]]:
@@ -221,7 +232,7 @@ def told_older(results: list[dict]) -> str:
 def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
     """Return a table with new cells in the columns `minutes` and `ends at`.
 
-    Each row with a command gets its results. `ends at` is the mean train100 over seeds, or eval
+    Each row with a command gets its results. `ends at` is the mean of `late` over seeds, or of eval
     where there is none; a star marks fewer than FEW, and older commits follow. "$OLD" stands for
     the page's OLD='...'.
     """
@@ -231,7 +242,7 @@ def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
         if told := re.search(r"`(python -m algos\.[^`]+)`", line):
             words = [values.get(word.removeprefix("$"), word) for word in shlex.split(told[1])]
             found = matching(words, groups)
-            end = float(returns(found, "train100").mean()) if found else np.nan
+            end = float(late(found).mean()) if found else np.nan
             if found and np.isnan(end):     # it trains on no episodes of its own
                 end = float(returns(found, "eval").mean())
             alike = [run for run in found if ("--bf16" in words) == bool(
@@ -272,13 +283,14 @@ def by_flag(words: list[str]) -> dict[str, object]:
 
 def caption(groups: dict[Key, list[dict]]) -> str:
     """Return what the runs of a figure end at, for each environment and line."""
-    told = defaultdict(list)
+    told, seeds = defaultdict(list), {len(results) for results in groups.values()}
     for (env, library, algo, _), results in groups.items():
         values = returns(results, "train100")
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
-                         f"{values.mean():.0f} ({len(values)} seeds)")
-    return wrapped("*Mean return of the last 100 training episodes. stable-baselines3 has our "
-                   "settings, but no tanh, advantages computed once per rollout, and twice our "
+                         f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
+    every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
+    return wrapped(f"*Mean return of the last 100 training episodes{every}. stable-baselines3 has "
+                   "our settings, but no tanh, advantages computed once per rollout, and twice our "
                    "vf_coef. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
@@ -306,12 +318,15 @@ def wins(groups: dict[Key, list[dict]]) -> str:
         where[won(*both)].append(
             f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
     better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
-    above = [f"{mine[0]['algo']} on {mine[0]['env']}" for mine, peer in pairs
-             if returns(peer, "train100").mean() > returns(mine, "train100").mean()]
+    above = defaultdict(list)
+    for mine, peer in pairs:
+        if returns(peer, "train100").mean() > returns(mine, "train100").mean():
+            above[mine[0]["env"]].append(mine[0]["algo"])
+    named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return wrapped(
         f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval of the "
         f"difference, ours are better in {better}; worse in {worse}. Of all {len(pairs)}, the "
-        f"peer's mean is above ours in {len(above)}: {', '.join(above) or 'none'}."
+        f"peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 
 
@@ -337,11 +352,11 @@ def source(path: str, *names: str) -> str:
 
 def size() -> str:
     """Return how long the helpers are, to ten lines."""
-    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines())
+    lines = {path: len(path.read_text("utf-8").splitlines())
              for path in (ROOT / "utils").rglob("*.py")}
-    near = sum(lines[path] for path in HELPERS)
-    learning = sum(lines[f"utils/{name}.py"] for name in suite.HELPERS)
-    names = ", ".join(f"`{path.removeprefix('utils/')}`" for path in HELPERS)
+    near, learning = (sum(lines[ROOT / f"utils/{name}.py"] for name in names)
+                      for names in (suite.ARITHMETIC, suite.HELPERS))
+    names = ", ".join(f"`{name}.py`" for name in suite.ARITHMETIC)
     return wrapped(f"An algorithm is one file, plus about {round(near, -1):,} shared lines (in "
                    f"`utils/`: {names}). Behind them, {round(learning - near, -1):,} lines wrap "
                    f"environments and store steps; {round(sum(lines.values()) - learning, -2):,} "

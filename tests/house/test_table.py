@@ -20,6 +20,7 @@ OF_CODE = {"source", "size"}            # parts that come from the code, not fro
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
     made = {"algo": "ppo", "env": env, "seed": seed, "changed": changed, "train100": train100,
             "eval": [train100, train100 + 2], "total_steps": total_steps, "seconds": 60 * seed,
+            "curve": [[0.8 * total_steps, 0], [total_steps, train100]],
             "git_commit": f"{seed}0123456789" + "-dirty" * (seed == 2), "id": 0}
     return made | ({"library": library} if library else {})
 
@@ -72,7 +73,7 @@ def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
             "of our rows, with 4 to 4 seeds. To say who is better would take 5 of each.")
     told = " ".join(table.wins(found).split())
     assert re.search(said, told)
-    above = "1: ppo on Hopper-v4." if clear == "theirs" else "0: none."
+    above = "1: Hopper-v4 (ppo)." if clear == "theirs" else "0: none."
     assert len(theirs) < 5 or f"Of all 1, the peer's mean is above ours in {above}" in told
 
 
