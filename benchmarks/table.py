@@ -290,8 +290,8 @@ def caption(groups: dict[Key, list[dict]]) -> str:
                          f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
     every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
     return wrapped(f"*Mean return of the last 100 training episodes{every}. stable-baselines3 has "
-                   "our settings, but no tanh, advantages computed once per rollout, and twice our "
-                   "vf_coef. "
+                   "our settings, but no tanh, advantages computed once per rollout, and its own "
+                   "vf_coef, with which it does better. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
                    + told_older(sum(groups.values(), [])) + "*")
 
