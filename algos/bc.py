@@ -236,8 +236,8 @@ class Agent(Policy):  # which adds predict(obs)
         """
         if self.discrete:
             return act
-        size = (self.high - self.low).clamp(min=1e-12)  # of a single value, it is 0
-        unit = 2 * (act - self.low) / size - 1
+        size = self.high - self.low  # 0 where there is one value
+        unit = torch.where(size > 0, 2 * (act - self.low) / size - 1, -1.0)
         return unit.clamp(-0.999, 0.999).atanh().flatten(1).float()
 
 

@@ -411,8 +411,9 @@ class Agent(Policy):  # which adds predict(obs)
         if self.discrete:
             act = one_hot(env_act, self.actor[-1].out_features)
         else:
-            size = (self.high - self.low).clamp(min=1e-12)  # of a single value, it is 0
-            act = (2 * (env_act - self.low) / size - 1).flatten(1)
+            size = self.high - self.low  # 0 where there is one value
+            act = torch.where(size > 0, 2 * (env_act - self.low) / size - 1, -1.0)
+            act = act.flatten(1)
         return Pairs(self.normalize_obs(obs), act.float())
 
     def policy_parameters(self) -> list[nn.Parameter]:  # all but the discriminator's

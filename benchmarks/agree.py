@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.suite import HERE, ROOT, code, flags, settings_of, verdict, verdicts
-from utils.files import read_columns, read_lines, write_lines
+from utils.files import read_columns, read_lines
 
 
 @cache
@@ -122,9 +122,6 @@ def main(patterns: list[str], by: str = "") -> None:
                 file.write(json.dumps(told) + "\n")
         except RuntimeError as error:
             print(name, commit[:8], "no verdict:", error, flush=True)
-    last = {(told["algo"], told["env"], told["settings"], told["commit"]): told
-            for told in read_lines(HERE / "verdicts.jsonl")}
-    write_lines(HERE / "verdicts.jsonl", last.values())  # those of older code have served
 
 
 if __name__ == "__main__":

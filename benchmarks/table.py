@@ -39,7 +39,6 @@ import math
 import re
 import shlex
 import sys
-import warnings
 from collections import defaultdict
 from contextlib import redirect_stderr
 from fnmatch import fnmatch
@@ -99,15 +98,14 @@ def returns(results: list[dict], name: str) -> np.ndarray:
 
 
 def late(results: list[dict]) -> np.ndarray:
-    """Return the mean return in the last tenth of the steps for each seed. NaN: no episode ended.
+    """Return the mean of the last ten points of each seed's curve. NaN: no episode ended there.
 
-    That is what plot.py says of a run, and what its reader sees; train100 is others' measure. Of
-    100 episodes it is the mean of all.
+    A point is the mean return in a hundredth of the steps. train100, which others publish, is of
+    all episodes where there are no more than 100.
     """
-    curves = [np.array(result["curve"]).reshape(-1, 2) for result in results]
-    with warnings.catch_warnings(action="ignore"):  # of the mean of nothing
-        return np.array([x[x[:, 0] > 0.9 * result["total_steps"], 1].mean()
-                         for result, x in zip(results, curves)])
+    ends = [[mean for step, mean in result["curve"]
+             if step > 0.905 * result.get("steps", result["total_steps"])] for result in results]
+    return np.array([np.mean(means) if means else np.nan for means in ends])
 
 
 def ours(groups: dict[Key, list[dict]], plain: bool = True) -> list[tuple[str, str, list[dict]]]:
@@ -242,9 +240,10 @@ def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
         if told := re.search(r"`(python -m algos\.[^`]+)`", line):
             words = [values.get(word.removeprefix("$"), word) for word in shlex.split(told[1])]
             found = matching(words, groups)
-            end = float(late(found).mean()) if found else np.nan
-            if found and np.isnan(end):     # it trains on no episodes of its own
-                end = float(returns(found, "eval").mean())
+            ends = late(found) if found else np.array(np.nan)
+            if found and np.isnan(ends).all():      # it trains on no episodes of its own
+                ends = returns(found, "eval")
+            end = float(ends.mean())
             alike = [run for run in found if ("--bf16" in words) == bool(
                 (run["changed"] | run.get("backend", {})).get("bf16"))]
             new = {"minutes": minutes(alike), "ends at": (
@@ -285,11 +284,11 @@ def caption(groups: dict[Key, list[dict]]) -> str:
     """Return what the runs of a figure end at, for each environment and line."""
     told, seeds = defaultdict(list), {len(results) for results in groups.values()}
     for (env, library, algo, _), results in groups.items():
-        values = returns(results, "train100")
+        values = late(results)
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
     every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
-    return wrapped(f"*Mean return of the last 100 training episodes{every}. stable-baselines3 has "
+    return wrapped(f"*Mean return of the last tenth of training{every}. stable-baselines3 has "
                    "our settings, but no tanh, advantages computed once per rollout, and its own "
                    "vf_coef, with which it does better. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
@@ -324,9 +323,9 @@ def wins(groups: dict[Key, list[dict]]) -> str:
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return wrapped(
-        f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval of the "
-        f"difference, ours are better in {better}; worse in {worse}. Of all {len(pairs)}, the "
-        f"peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
+        f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval for the "
+        f"last 100 episodes, ours are better in {better}; worse in {worse}. Of all {len(pairs)}, "
+        f"the peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 
 

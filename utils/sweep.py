@@ -25,7 +25,7 @@ from utils.load import find_module
 from utils.results import has_result, headline, make_results
 from utils.roles import PLACE
 from utils.command import as_flags, as_text, program, read_command
-from utils.run.directory import as_folder, has_changed
+from utils.run.directory import as_folder, file_of, has_changed
 from utils.run.settings import check_range, parse
 
 
@@ -55,11 +55,13 @@ class Sweep:
 
 
 class Job(NamedTuple):
-    """One run: its directory, number of steps, and the command that starts or resumes it."""
+    """One run: its directory, number of steps, the command that starts or resumes it, its code."""
 
     run_dir: Path
     total_steps: int
     command: list[str]
+    file: Path  # of the algorithm, and what stood in it when the sweep began
+    code: bytes
 
 
 def plan(sweep: Sweep) -> list[Job]:
@@ -79,15 +81,17 @@ def plan(sweep: Sweep) -> list[Job]:
         folder = Path(sweep.out, as_folder(cfg.env), algo, as_folder(settings) or "default")
         known, _ = runs.setdefault(folder, (cfg, [sys.executable, "-m", module.__name__, *flags]))
         if known != cfg:
-            raise UsageError(f"--set: two values make the same folder, {folder}")
+            raise UsageError(f"two of these runs have the same folder, {folder}")
     jobs, other = [], []
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
     for seed, (folder, (cfg, command)) in itertools.product(seeds, runs.items()):
         run_dir = folder / f"seed{seed}"
         command = [*command, "--seed", str(seed), "--run-dir", str(run_dir)]
         command += ["--resume"] * (run_dir / "config.json").exists()
-        jobs.append(Job(run_dir, int(cfg.total_steps), command))
-        other += [run_dir] * has_changed(type(cfg), run_dir)
+        file = file_of(type(cfg))
+        jobs.append(Job(run_dir, int(cfg.total_steps), command, file, file.read_bytes()))
+        if has_changed(type(cfg), run_dir) or any(run_dir.glob("algo-until-*.py")):
+            other.append(run_dir)
     if other and not sweep.any_code:
         raise UsageError(f"{len(other)} of these runs are of an algorithm file that has changed "
                          f"since, such as {other[0]}; to train anew, delete them or give another "
@@ -132,6 +136,8 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
     """Do a job, write and print its result, and return "" or a line on what went wrong."""
+    if job.file.read_bytes() != job.code:
+        return f"{job.run_dir}: not started, since {job.file.name} has changed during this sweep"
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in job.command else "w") as log:

@@ -167,6 +167,14 @@ def test_damping_is_larger_by_default_where_actions_are_discrete(kind, usual):
     assert acktr.KFAC(make_agent(acktr, kind, damping=0.3)).damping == 0.3
 
 
+def test_no_step_where_gradients_have_left():
+    agent = make_agent(acktr, "box")
+    optimizer = acktr.KFAC(agent)
+    agent.zero_grad()                                           # the module's own drops them
+    with pytest.raises(RuntimeError, match="has left the optimizer"):
+        optimizer.step(0.1)
+
+
 def test_f_is_nearly_the_same_if_images_compute_in_bfloat16():
     found = []
     for bf16 in (False, True):

@@ -44,8 +44,10 @@ def test_squashing_is_inverted_by_hand():
     act = agent.undo_env_act(torch.ones(4, 2, 3, dtype=torch.float64))
     assert act.dtype == torch.float32
     close(act, torch.full((4, 6), half))                        # rows
-    agent = bc.Agent(VECTOR, Box(vec(1, -2).numpy(), vec(1, 2).numpy()), config())
-    close(agent.undo_env_act(vec((1, 1))), vec((-most, half)))  # the first has one value
+    for dtype in np.float32, np.float64:                        # 0.1 is one value of its own
+        agent = bc.Agent(VECTOR, Box(np.array([0.1, 0]), np.array([0.1, 0.5]), (2,), dtype),
+                         config())
+        close(agent.undo_env_act(vec((0.1, 0.375))), vec((-most, half)))
 
 
 @pytest.mark.parametrize("kind", ACTS)

@@ -65,9 +65,10 @@ def test_imitation_reward_by_hand():
 # ---- What the discriminator sees
 
 def test_an_action_of_a_single_value_is_a_number_too():
-    agent = gail.Agent(SPACES["box"][0], Box(vec(1, -2).numpy(), vec(1, 2).numpy()),
-                       make_config(gail))
-    close(agent.pairs(torch.zeros(1, *agent.obs_shape), vec((1, 1))).act, vec((-1, 0.5)))
+    for dtype in np.float32, np.float64:                        # 0.1 is one value of its own
+        agent = gail.Agent(SPACES["box"][0], Box(np.array([0.1, 0]), np.array([0.1, 0.5]), (2,),
+                                                 dtype), make_config(gail))
+        close(agent.pairs(torch.zeros(1, *agent.obs_shape), vec((0.1, 0.375))).act, vec((-1, 0.5)))
 
 
 @every_kind

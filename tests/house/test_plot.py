@@ -124,7 +124,7 @@ SHORT, LONG, LONGER = {"algo": "trpo"}, {"total_steps": 1050.0}, {"total_steps":
     ("", [{"lr": lr} for lr in (2.0, 1e-5, 0.003)], ["ppo lr=1e-05", "ppo lr=0.003", "ppo lr=2"]),
     # They depend on no default of today. A run that lacks a setting is of another version.
     ("", [{"lr": 0.123, "torch_threads": 1, "device": "cpu", "eval_every": 1},
-          {"lr": 0.123, "torch_threads": 2, "async_envs": True, "no_longer_there": 5}], ["ppo"]),
+          {"lr": 0.123, "torch_threads": 2, "eval_every": 2, "no_longer_there": 5}], ["ppo"]),
     ("", [{"num_procs": n} for n in (1, 2)], ["ppo num_procs=1", "ppo num_procs=2"]),
     # A longer run has a panel of its own: --compare would take it for a better one.
     ("", [SHORT, LONG], ["ppo", "trpo"]), ("", [SHORT, LONGER], {

@@ -20,7 +20,8 @@ OF_CODE = {"source", "size"}            # parts that come from the code, not fro
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
     made = {"algo": "ppo", "env": env, "seed": seed, "changed": changed, "train100": train100,
             "eval": [train100, train100 + 2], "total_steps": total_steps, "seconds": 60 * seed,
-            "curve": [[0.8 * total_steps, 0], [total_steps, train100]],
+            "steps": total_steps,
+            "curve": [[0.9 * total_steps, 0], [total_steps, train100]],
             "git_commit": f"{seed}0123456789" + "-dirty" * (seed == 2), "id": 0}
     return made | ({"library": library} if library else {})
 

@@ -132,12 +132,11 @@ def test_parts_and_numbers_stand_for_the_actions_of_the_environment(own, first):
         gym.spaces.flatten(own, first))
 
 
-@pytest.mark.parametrize("own,size", [
-    (MultiDiscrete([50] * 12), 600), (MultiBinary(100), 200), (CHOICES, 13),
-    (Discrete(5, start=3), 5)])
-def test_ppo_takes_them_without_a_number_for_every_combination(own, size):
-    cfg = config("ppo", TWO, own, hidden=(4,))
-    agent = ppo.train(cfg)
+@pytest.mark.parametrize("name,own,size", [
+    ("ppo", MultiDiscrete([50] * 12), 600), ("ppo", MultiBinary(100), 200), ("ppo", CHOICES, 13),
+    ("ppo", Discrete(5, start=3), 5), ("ppo_popart", CHOICES, 13)])
+def test_ppo_takes_them_without_a_number_for_every_combination(name, own, size):
+    agent = registry.module(name).train(config(name, TWO, own, hidden=(4,)))
     assert agent.actor[-1].out_features == size
     assert load_agent("run").predict(TWO.sample()) in own
     assert len(play(Play("run", episodes=2))) == 2

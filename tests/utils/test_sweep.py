@@ -72,11 +72,16 @@ def test_runs_of_a_file_that_has_changed_are_neither_skipped_nor_mixed(monkeypat
     refused(folders, seeds=3, says=f"1 of these runs are of an algorithm file that has changed "
                                    f"since, such as {kept.parent}; .*--any-code")
     assert folders(any_code=True) == [run]
+    kept.write_text(Path(ppo.__file__).read_text())
+    kept.with_name("algo-until-128.py").touch()
+    refused(folders, says="1 of these runs")                    # it is of both
+    job = sweep.Job(kept.parent, 1, [], kept, b"x = 1")
+    assert "not started, since algo.py has changed" in sweep.run(job, 0, set())
 
 
 def test_two_values_make_two_folders():
     refused(folders, 'env_kwargs={"a": "x y"}', 'env_kwargs={"a": "x/y"}',
-            says="--set: two values make the same folder, out/CartPole-v1/ppo/env_kwargs=")
+            says="two of these runs have the same folder, out/CartPole-v1/ppo/env_kwargs=")
 
 
 @pytest.mark.parametrize("changed, message", [

@@ -141,7 +141,10 @@ def has_changed(config_class, run_dir) -> bool:
     file, kept = file_of(config_class), Path(run_dir, "algo.py")
     if not file or not kept.exists():
         return False
-    return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
+    try:
+        return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
+    except SyntaxError:  # of another version of Python
+        return True
 
 
 def has_rows(run_dir):

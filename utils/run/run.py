@@ -160,8 +160,9 @@ class Run:
             mpi.say(f"run: {cfg.run_dir}{begins}, {cfg.total_steps:,.0f} steps\n"
                     f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
                     f"{cfg.torch_threads}")
-            suits = type(cfg).suited_to(cfg.env).items() - {("total_steps", cfg.total_steps)}
-            if suits and not any(getattr(cfg, name) == value for name, value in suits):
+            suits = {name: value for name, value in type(cfg).suited_to(cfg.env).items()
+                     if value != getattr(type(cfg), name) and name != "total_steps"}
+            if suits and not any(getattr(cfg, name) == suits[name] for name in suits):
                 mpi.say(f"settings: none that suits games; Config.for_env({cfg.env!r}) has them")
             if self.reported_step < cfg.start_steps:
                 mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
@@ -192,9 +193,8 @@ class Run:
         if self.device.type == "cuda" and saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
         self.seconds = saved["seconds"]
-        best = Path(self.cfg.run_dir, "best.pt")  # a kill may have lost its checkpoint
-        if best.exists():
-            self.best = checkpoint.load_file(best).get("best", saved.get("best", -math.inf))
+        with suppress(UsageError):  # there is none, or it is damaged
+            self.best = checkpoint.load_file(self.run_dir / "best.pt").get("best", -math.inf)
         self.saved, self.saved_step = time.perf_counter(), self.reported_step
 
     def on_signal(self, number, frame):
