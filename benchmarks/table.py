@@ -305,8 +305,7 @@ def wins(groups: dict[Key, list[dict]]) -> str:
              if (peer := peer_of(env, algo, results, groups))]
     names = " and ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
     seeds = sorted(len(peer) for _, peer in pairs)
-    told = (f"- We ran {names} beside {len(pairs)} of our rows, with {seeds[0]} to {seeds[-1]} "
-            "seeds. ")
+    told = f"- {names} ran beside {len(pairs)} of our rows, with {seeds[0]} to {seeds[-1]} seeds. "
     fair = [pair for pair in pairs if min(map(len, pair)) >= plot.ENOUGH]
     if not fair:
         return wrapped(f"{told}To say who is better would take {plot.ENOUGH} of each."
@@ -323,7 +322,7 @@ def wins(groups: dict[Key, list[dict]]) -> str:
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return wrapped(
-        f"{told}Of {len(fair)}, both have at least {plot.ENOUGH}. By Welch's 95% interval for the "
+        f"{told}In {len(fair)}, both have {plot.ENOUGH} or more: by Welch's 95% interval for the "
         f"last 100 episodes, ours are better in {better}; worse in {worse}. Of all {len(pairs)}, "
         f"the peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
