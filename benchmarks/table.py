@@ -304,11 +304,10 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
     names = " and ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
-    seeds = sorted(len(peer) for _, peer in pairs)
-    told = f"- {names} ran beside {len(pairs)} of our rows, with {seeds[0]} to {seeds[-1]} seeds. "
+    told = f"- {names} ran beside {len(pairs)} of our rows. "
     fair = [pair for pair in pairs if min(map(len, pair)) >= plot.ENOUGH]
     if not fair:
-        return wrapped(f"{told}To say who is better would take {plot.ENOUGH} of each."
+        return wrapped(f"{told}To say who is better would take {plot.ENOUGH} seeds of each."
                        + told_older(sum((results for results, _ in pairs), [])), "  ")
     where = defaultdict(list)
     for pair in fair:
@@ -322,9 +321,9 @@ def wins(groups: dict[Key, list[dict]]) -> str:
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return wrapped(
-        f"{told}In {len(fair)}, both have {plot.ENOUGH} or more: by Welch's 95% interval for the "
-        f"last 100 episodes, ours are better in {better}; worse in {worse}. Of all {len(pairs)}, "
-        f"the peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
+        f"{told}In {len(fair)}, both have {plot.ENOUGH} seeds or more: by Welch's 95% interval "
+        f"for the last 100 episodes, ours are better in {better}; worse in {worse}. Of all "
+        f"{len(pairs)}, the peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 
 

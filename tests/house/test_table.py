@@ -71,7 +71,7 @@ def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
     where = {True: r"ppo on Hopper-v4, by -?\d+\.\d \[.*\]", False: "none"}
     said = (f"ours are better in {where[clear == 'ours']}; worse in {where[clear == 'theirs']}[.]"
             if len(theirs) == 5 else
-            "of our rows, with 4 to 4 seeds. To say who is better would take 5 of each.")
+            "of our rows. To say who is better would take 5 seeds of each.")
     told = " ".join(table.wins(found).split())
     assert re.search(said, told)
     above = "1: Hopper-v4 (ppo)." if clear == "theirs" else "0: none."
