@@ -14,6 +14,7 @@ with the code of COMMIT are of this code if HEAD agrees with COMMIT.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,9 +67,11 @@ def run(commit: str, algo: str, *words: str) -> dict[str, np.ndarray]:
         path = Path(folder, "run", "progress.csv")
         with start(commit, algo, *words, *plain, "--torch-threads", "1", "--run-dir", path.parent,
                    stdout=said, stderr=said) as process:
-            while process.poll() is None and not reports(path):
-                time.sleep(0.2)
-            process.kill()
+            try:
+                while process.poll() is None and not reports(path):
+                    time.sleep(0.2)
+            finally:                            # also after Ctrl-C or SIGTERM
+                process.kill()
         if not (found := reports(path)):
             raise RuntimeError(Path(said.name).read_text().strip().rpartition("\n")[2])
         settings = json.loads((path.parent / "config.json").read_text())["settings"]
@@ -125,6 +128,7 @@ def main(patterns: list[str], by: str = "") -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("patterns", nargs="*", default=["*"])
     parser.add_argument("--by", default="", help="a commit with which these rows agreed")
