@@ -190,7 +190,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     An actor seeks the actions that a critic overrates, and their Q enters the targets
     of other states. Two critics start from different weights, so their errors differ,
     and their minimum is too high only where both are. It is too low more often, but
-    no actor seeks what is underrated, so that enters fewer targets.
+    an underrated action attracts no actor, and so it enters fewer targets.
 
     The mean of -log pi is the entropy, so the last term of V(s') is the bonus in s'.
     Q(s, a) leaves out the bonus in s itself, which does not depend on a.

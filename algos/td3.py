@@ -21,7 +21,7 @@ critic chases its own changes. One step of `train`:
 
 Departures from the paper. As in the authors' later code (github.com/sfujim/TD3): layers
 of 256 units (paper: 400, 300), batches of 256 (100), no updates during the random
-actions at the start. Ours: their number, and actions in [-1, 1], the unit of all noise.
+actions at the start. Ours: start_steps; Q takes actions in [-1, 1], the unit of noise.
 
 Healthy values. With --eval-every, `eval_q`, which is Q_1, rises to `eval_discounted`,
 the return that then followed. With DDPG, it rises above.
@@ -184,7 +184,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     An actor seeks the actions that a critic overrates, and their Q enters the targets
     of other states. Two critics start from different weights, so their errors differ,
     and their minimum is too high only where both are. It is too low more often, but
-    no actor seeks what is underrated, so that enters fewer targets.
+    an underrated action attracts no actor, and so it enters fewer targets.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q

@@ -25,7 +25,7 @@ from utils.load import find_module
 from utils.results import has_result, headline, make_results
 from utils.roles import PLACE
 from utils.command import as_flags, as_text, program, read_command
-from utils.run.directory import as_folder, file_of, has_changed
+from utils.run.directory import as_folder, code_of, file_of, has_changed
 from utils.run.settings import check_range, parse
 
 
@@ -60,8 +60,8 @@ class Job(NamedTuple):
     run_dir: Path
     total_steps: int
     command: list[str]
-    file: Path  # of the algorithm, and what stood in it when the sweep began
-    code: bytes
+    file: Path  # of the algorithm, and the code in it when the sweep began
+    code: str
 
 
 def plan(sweep: Sweep) -> list[Job]:
@@ -89,7 +89,7 @@ def plan(sweep: Sweep) -> list[Job]:
         command = [*command, "--seed", str(seed), "--run-dir", str(run_dir)]
         command += ["--resume"] * (run_dir / "config.json").exists()
         file = file_of(type(cfg))
-        jobs.append(Job(run_dir, int(cfg.total_steps), command, file, file.read_bytes()))
+        jobs.append(Job(run_dir, int(cfg.total_steps), command, file, code_of(file)))
         if has_changed(type(cfg), run_dir) or any(run_dir.glob("algo-until-*.py")):
             other.append(run_dir)
     if other and not sweep.any_code:
@@ -136,7 +136,7 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
     """Do a job, write and print its result, and return "" or a line on what went wrong."""
-    if job.file.read_bytes() != job.code:
+    if code_of(job.file) != job.code:
         return f"{job.run_dir}: not started, since {job.file.name} has changed during this sweep"
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)

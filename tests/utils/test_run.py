@@ -438,7 +438,8 @@ def test_the_command_line_brings_what_suits_a_game_and_prints_it(monkeypatch, ca
         assert capsys.readouterr().out == (said and f"settings that suit {env}: {said}")
 
 
-def test_a_game_with_the_settings_of_robots_says_so(capsys):
+def test_a_game_with_the_settings_of_robots_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(ppo.Config, "for_games", ppo.Config.for_games | {"total_steps": 256})
     for env, said in ("MinAtar/Breakout-v1", 1), ("CartPole-v1", 0):
         agent = ppo.train(ppo.Config(env=env, total_steps=256, num_envs=1, rollout_steps=256,
                                      epochs=1))

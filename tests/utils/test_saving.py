@@ -116,6 +116,10 @@ def test_best_policy(monkeypatch):
             log.saved = math.inf
             log.advance(100, eval_ret=[ret])
         assert checkpoint.load_file("run/best.pt")["best"] == 90
+    Path("run/best.pt").write_bytes(b"damaged")
+    with start(Config(resume=True, total_steps=2000), agent) as log:
+        log.advance(100, eval_ret=[1.0])
+    assert checkpoint.load_file("run/best.pt")["best"] == 1
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,10 @@ def test_runs_of_a_file_that_has_changed_are_neither_skipped_nor_mixed(monkeypat
     kept.write_text(Path(ppo.__file__).read_text())
     kept.with_name("algo-until-128.py").touch()
     refused(folders, says="1 of these runs")                    # it is of both
-    job = sweep.Job(kept.parent, 1, [], kept, b"x = 1")
+    job = sweep.Job(kept.parent, 1, [], kept, "another program")
     assert "not started, since algo.py has changed" in sweep.run(job, 0, set())
+    kept.write_text("x = (")                                    # as of a later Python
+    refused(folders, says="1 of these runs")
 
 
 def test_two_values_make_two_folders():

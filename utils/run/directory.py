@@ -133,18 +133,18 @@ def read_config(run_dir):
     return config | {"settings": settings}
 
 
-def has_changed(config_class, run_dir) -> bool:
-    """Return whether a run was made, or last resumed, with another program than that of a Config.
-
-    Comments do not count.
-    """
-    file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    if not file or not kept.exists():
-        return False
+def code_of(path) -> str | bytes:
+    """Return what is the same for two files that differ only in comments."""
     try:
-        return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
+        return ast.dump(ast.parse(path.read_bytes()))
     except SyntaxError:  # of another version of Python
-        return True
+        return path.read_bytes()
+
+
+def has_changed(config_class, run_dir) -> bool:
+    """Return whether a run was made, or last resumed, with other code, comments aside."""
+    file, kept = file_of(config_class), Path(run_dir, "algo.py")
+    return bool(file) and kept.exists() and code_of(file) != code_of(kept)
 
 
 def has_rows(run_dir):
