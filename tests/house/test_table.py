@@ -78,6 +78,13 @@ def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
     assert len(theirs) < 5 or f"Of all 1, the peer's mean is above ours in {above}" in told
 
 
+def test_a_run_ends_at_its_last_tenth_and_at_evaluations_only_without_any_episode():
+    page, none = "|command|ends at|\n|-|-|\n|`python -m algos.ppo --env Hopper-v4`||", {"curve": []}
+    one, two = (result(k, 10.0 * k) | {"settings": {}} for k in (1, 3))
+    for rows, end in ((one, two), "20"), ((one, two | none), "-"), ((one | none, two | none), "21"):
+        assert table.runs(page, groups(*rows), "").split("|")[-2].startswith(end)
+
+
 def test_a_difference_is_welchs():
     """Of two samples with variance 2.5 and 10 in 5 seeds each, by hand: 3 +- t_5.9 sqrt(2.5)."""
     mean, low, high = table.difference(np.arange(5.0) + 6, 2 * np.arange(5.0) + 1)
