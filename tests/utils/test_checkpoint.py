@@ -1,5 +1,6 @@
 """What a run keeps: whole checkpoints, and its code. Nothing in a stranger's file is run."""
 import errno
+import gc
 import os
 import pickle
 import random
@@ -8,6 +9,7 @@ import sys
 import warnings
 import zipfile
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +165,19 @@ def test_play_warns_if_the_algorithm_file_has_changed():
     KEPT.write_text(KEPT.read_text() + "x = 1\n")
     with pytest.warns(UserWarning, match="algos.ppo has changed since run .*run.algo.py"):
         play.load_agent("run")
+
+
+def test_threads_compare_code_at_the_same_time():
+    """Python 3.11 raises SystemError if two parse, and one of them collects garbage meanwhile."""
+    before = sys.getswitchinterval()
+    gc.callbacks.append(lambda *_: sum(range(50)))      # Python code, so that other threads go on
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert len({*pool.map(directory.code_of, [Path(ppo.__file__)] * 16)}) == 1
+    finally:
+        sys.setswitchinterval(before)
+        gc.callbacks.pop()
 
 
 def test_resume_says_that_the_code_has_changed(edit, capsys):

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,7 @@ except ImportError:  # Windows
     fcntl = None
 
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
+PARSER = threading.Lock()  # Python 3.11 raises SystemError if two threads parse at the same time
 FREE = ROUNDING | WATCH | {"total_steps", "run_dir", "resume"}  # they may differ on --resume
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
@@ -136,7 +138,8 @@ def read_config(run_dir):
 def code_of(path) -> str | bytes:
     """Return what is the same for two files that differ only in comments."""
     try:
-        return ast.dump(ast.parse(path.read_bytes()))
+        with PARSER:
+            return ast.dump(ast.parse(path.read_bytes()))
     except SyntaxError:  # of another version of Python
         return path.read_bytes()
 
