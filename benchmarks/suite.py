@@ -19,7 +19,7 @@ from utils.files import read_lines, write_lines
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CURVES = "curve", "eval_curve"                  # they stand in the file of curves
-# What learning is computed with, as far as an algorithm imports it. Of utils/run/ and evaluate.py,
+# What learning is computed with, as far as an algorithm imports it. Of utils/run/ and seeds.py,
 # the default of start_steps, --init-from and the seeds count too: after a change there, ask again.
 ARITHMETIC = "mpi stats optim nets envs".split()            # what all files share of it
 HELPERS = {*ARITHMETIC, *"atari buffers demos goals policy spaces wrappers".split()}

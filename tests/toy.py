@@ -71,7 +71,7 @@ def train(cfg, stop_at=None, always=False):
             optimizer.step()
             late = {"late": loss} if run.step >= 300 else {}
             if always:
-                run.saved = -1e9
+                run.saver.time = -1e9
             ended = [(15, 1, loss.item(), 10), (15, 0, 2.0, 5)]
             run.advance(100, *ended, loss=loss, noise=noise, **late)
     return agent

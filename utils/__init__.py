@@ -23,6 +23,7 @@ sweep.py (many runs, their results). The others stand behind these:
     env_ids.py      names of environments, and what can be wrong with them
     spaces.py       kinds of spaces, and those that stand for others
     wrappers.py     what is wrapped around environments: other spaces, the episodes that end
+    seeds.py        seeds for each use and rank, and the state of random generators
     evaluate.py     returns of a policy
     logger.py       progress.csv, episodes.csv, TensorBoard, console
     atari.py        what Atari games show a learner

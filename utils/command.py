@@ -29,7 +29,7 @@ from utils.errors import UsageError
 def program(*stopped):
     """Around the body of a program: bad input becomes one message, and each end a status.
 
-    2 after a UsageError, 130 after Ctrl-C, and that of `Stopped` (utils/run/run.py). If one rank of
+    2 after a UsageError, 130 after Ctrl-C, and that of `Stopped` (run/signals.py). If one rank of
     several ends so, all do. After Ctrl-C, the message ends with the exception's notes or, without
     any, with `stopped`. SIGTERM, where nobody else handles it, ends a single process in order: its
     temporary files go.

@@ -7,19 +7,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
-
-
-def seed_of(run_seed: int, stream: int, step: int = 0) -> int:
-    """Return a seed for one stream of random numbers of this rank, independent of all others.
-
-    Streams: 0 PyTorch, 1 training environments, 2 evaluation. A vector environment adds 0, 1, ...
-    to it, one for each of its environments. `step` is where a resumed run starts again.
-    """
-    sequence = np.random.SeedSequence([run_seed, mpi.rank()], spawn_key=(stream, step))
-    return int(sequence.generate_state(1)[0]) >> 1  # room to add in 32 bits
+from utils.seeds import seed_of
 
 
 def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,

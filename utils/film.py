@@ -17,7 +17,7 @@ import numpy as np
 from utils.env_ids import is_game, refusing_bad_env
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import seed_of
+from utils.seeds import seed_of
 from utils.spaces import one_line
 
 

@@ -33,13 +33,14 @@ from tests.registry import ALGOS, ENDS, config, module
 from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate, seed_of
+from utils.evaluate import evaluate
 from utils.nets import ImageEncoder
 from utils.optim import Optimizer
 from utils.play import Play, load_agent, main as play
 from utils.run import Run, RunConfig
 from utils.run.launch import clean_env
 from utils.run.checkpoint import to_plain
+from utils.seeds import seed_of
 
 
 def kinds(applies=lambda name: True):

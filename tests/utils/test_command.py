@@ -22,7 +22,7 @@ from utils.errors import UsageError
 from utils.load import find_module
 from utils import command
 from utils.command import flag, program, read_command
-from utils.run.run import Stopped
+from utils.run.signals import Stopped
 from utils.run.settings import parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]

@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers import PATIENCE, close, mpiexec, not_on_windows, refused, run
 from utils import mpi
-from utils.evaluate import seed_of
+from utils.seeds import seed_of
 from utils.run import launch
 from utils.stats import RunningStats
 
@@ -63,7 +63,7 @@ import json
 import numpy as np, torch
 from utils import mpi
 from utils.run.launch import from_root
-from utils.run.run import check_equal
+from utils.run.saver import check_equal
 from utils.stats import moments
 
 rank = mpi.rank()

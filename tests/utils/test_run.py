@@ -38,7 +38,8 @@ from utils.evaluate import q_and_return
 from utils.run import directory, run as run_module, settings
 from utils.run.directory import default_dir, find_run_dir, read_config
 from utils.run.launch import cores
-from utils.run.run import Run, Stopped, choose_device
+from utils.run.run import Run, choose_device
+from utils.run.signals import Stopped
 from utils.run.settings import parse
 
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,

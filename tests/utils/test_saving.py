@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from tests.helpers import mpiexec, noted, not_on_windows, refused, rows, run, saved
-from tests.toy import Agent, Config, Stop, Toy, start, train
+from tests.toy import Agent, Config, Stop, start, train
 from utils.files import read_table
 from utils.logger import Logger, Table
-from utils.run import checkpoint, directory, run as run_module
+from utils.run import checkpoint, directory, run as run_module, saver
 from utils.run.directory import read_config
-from utils.run.run import Stopped
+from utils.run.signals import Stopped
 
 
 def test_resumed_equals_uninterrupted():
@@ -63,7 +63,7 @@ def test_when_it_saves():
                 (100, 0, 0, 100), (100, 61, 0, 300),                # a minute after the last
                 (100, 61, 10, 300), (100, 201, 10, 500),            # a replay buffer: slower
                 (10**6, 0, 0, 10**6 + 500)):                        # the end
-            log.saved, log.save_seconds = time.perf_counter() - seconds, took
+            log.saver.time, log.saver.took = time.perf_counter() - seconds, took
             log.advance(steps)
             assert saved("run")[0] == step
 
@@ -76,7 +76,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, kille
 
     train(Config(run_dir="whole", seed=3))
     train(Config(run_dir="other", seed=5))
-    target = {"open": Logger, "save_policy": Toy, "save_resume": checkpoint}[killed_by]
+    target = {"open": Logger, "save_policy": saver.Saver, "save_resume": checkpoint}[killed_by]
     for name, more in [("run", {}), ("warm", {"init_from": "other"})]:
         with monkeypatch.context() as patch, pytest.raises(Stop):
             patch.setattr(target, killed_by, killed)
@@ -99,10 +99,10 @@ def test_best_policy(monkeypatch):
         assert not Path("run/best.pt").exists()
         for ret, spread in ((-5.0, 0.0), (7.0, 1.0), (6.0, 9.0), (5.0, 0.0)):
             torch.nn.init.constant_(agent.weight, ret)
-            log.saved = -1e9
+            log.saver.time = -1e9
             log.advance(100, eval_ret=[ret - spread, ret + spread])  # the mean decides
         assert written[-7:-4] == ["best.pt", "policy.pt", "rank0.pt"]
-        log.saved = -1e9
+        log.saver.time = -1e9
         log.advance(100)
     with start(Config(resume=True), agent) as log:
         log.advance(100, eval_ret=[6.5])                             # the best is remembered
@@ -113,7 +113,7 @@ def test_best_policy(monkeypatch):
         with start(Config(resume=True, total_steps=2000, eval_every=9999), agent) as log:
             assert log.step == step
             log.advance(100)
-            log.saved = math.inf
+            log.saver.time = math.inf
             log.advance(100, eval_ret=[ret])
         assert checkpoint.load_file("run/best.pt")["best"] == 90
     Path("run/best.pt").write_bytes(b"damaged")
@@ -220,7 +220,7 @@ def test_a_second_ctrl_c_ends_at_once():
     with pytest.raises(KeyboardInterrupt) as caught, start(Config()) as log:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)                         # one Ctrl-C, come by two ways
-        log.signal_time -= 1
+        log.signals.time -= 1
         signal.raise_signal(signal.SIGINT)
         pytest.fail("the second Ctrl-C was not noticed")
     assert "the checkpoint of step 0 in run stays; --resume" in caught.value.__notes__[0]
@@ -326,7 +326,7 @@ TWO_RANKS = """
     for late in (1, 0):                     # the clock of one rank says that a checkpoint is due
         with begin(f"late{late}", total_steps=1000) as log:
             log.advance(100)
-            log.saved = -1e9 if rank == late else log.saved
+            log.saver.time = -1e9 if rank == late else log.saver.time
             log.advance(100)
             mpi.gather(None)                # rank 0 has put it in its place
             told[f"late{late}"] = checkpoint.load_resume(f"late{late}")[0]
@@ -359,7 +359,7 @@ FULL = """
     from utils import mpi
     with start(Config()) as log:
         log.advance(100)
-        log.saved = -1e9
+        log.saver.time = -1e9
         if mpi.rank() == 1:
             torch.save = lambda *args: os.close(-1)
         log.advance(100)

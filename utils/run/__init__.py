@@ -2,9 +2,11 @@
 
     settings.py     RunConfig, the settings of every run, types of settings, and the command line
     launch.py       how ranks start and end together
-    run.py          Run: seeds, signals, reports, checkpoints
+    run.py          Run: from the first check of the settings to the last report
     directory.py    the run directory, its lock, config.json, and whose code a run has
-    checkpoint.py   policy.pt, best.pt and what --resume needs
+    signals.py      what SIGINT and SIGTERM do to a run
+    saver.py        what a run saves of itself, and when
+    checkpoint.py   the files of that, and how spaces are kept in them
 """
 
 from utils.run.run import Run

@@ -13,41 +13,29 @@ A resumed run starts its environments anew. After SIGINT or SIGTERM the next rep
 checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 """
 
-import hashlib
 import math
-import os
-import random
 import shlex
-import signal
-import threading
 import time
 from collections import deque
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
-import numpy as np
 import torch
 
 from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import close, evaluate, q_and_return, seed_of
+from utils.evaluate import close, evaluate, q_and_return
 from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
-    check_shared, find_run_dir, lock_and_empty, module_of, plain_settings, whose_code, write_config)
+    check_shared, find_run_dir, lock_and_empty, module_of, whose_code, write_config)
 from utils.run.launch import check_ranks, from_root
+from utils.run.saver import Saver
+from utils.run.signals import Signals, Stopped
+from utils.seeds import seed_all, seed_of
 from utils.spaces import has_images
-
-
-class Stopped(KeyboardInterrupt):
-    """Raised after SIGINT or SIGTERM, when the checkpoint is written. `status` is for exit."""
-
-    def __init__(self, number: int):
-        super().__init__(f"signal {number}; the run is saved")
-        self.status = 128 + number
 
 
 class Run:
@@ -66,19 +54,13 @@ class Run:
             raise UsageError("--async-envs steps environments at the same time; it takes "
                              "--num-envs 2 or more, and this is 1")
         self.cfg = cfg = from_root(find_run_dir, replace(cfg, num_procs=mpi.size()))
-        self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
-        self.logger = Logger()
+        self.logger, self.signals = Logger(), Signals()
         self.store = self.logger.store
         self.device = choose_device(cfg)
-        self.pid = os.getpid()
-        self.signal, self.signal_time = 0, 0.0
-        self.reported_step, self.saved_step = 0, None
-        self.seconds = self.save_seconds = 0.0
-        self.best = -math.inf
-        self.ended = False
-        self.envs = None
-        self.stack = ExitStack()
+        self.reported_step, self.ended = 0, False
+        self.envs = self.saver = None
+        self.stack = ExitStack()  # undoes on exit what the run has changed in this process
 
     def __enter__(self):
         self.stack.callback(mpi.say_once.cache_clear)  # the next run says them again
@@ -89,19 +71,16 @@ class Run:
         flushes = (torch.tensor(1e-40) / 2).item() == 0  # perhaps the caller's choice
         self.stack.callback(torch.set_flush_denormal, flushes)
         torch.set_flush_denormal(True)
-        seed = seed_of(self.cfg.seed, 0)  # differs between ranks
-        torch.manual_seed(seed)
-        random.seed(seed)  # by these two an environment may draw, though it should not
-        np.random.seed(seed)  # noqa: NPY002
+        seed_all(seed_of(self.cfg.seed, 0))  # differs between ranks
         return self
 
     def __exit__(self, kind, error, trace):
         with self.stack:
             if self.envs:
                 close(self.envs)
-        if error and self.saved_step is not None:
+        if error and self.saver and self.saver.step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
-                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
+                           f"of step {self.saver.step:,} in {self.cfg.run_dir} stays; --resume "
                            "continues it")
         if self.ended:
             self.say_how_to_go_on()
@@ -130,25 +109,19 @@ class Run:
         --resume loads all of these, and the random number generators. --init-from loads the agent
         alone. If the run has all its steps, nothing is written.
         """
-        self.agent, self.state = agent, {"agent": agent, **state}
-        agent.cfg = self.cfg  # with run_dir and num_procs
+        cfg = agent.cfg = self.cfg  # with run_dir and num_procs
+        self.agent, self.saver = agent, Saver(cfg, agent, state, self.device)
         if mpi.size() > 1:
             for tensor in agent.state_dict().values():
                 tensor.copy_(torch.from_numpy(mpi.comm().bcast(tensor.cpu().numpy())))
-        cfg = self.cfg
         # Without one, it was killed at its start and starts again.
-        resumed = cfg.resume and from_root(checkpoint.resume_folders, self.run_dir)
-        initial = self.load_policy() if cfg.init_from and not resumed else None
+        resumed = cfg.resume and from_root(checkpoint.resume_folders, cfg.run_dir)
+        initial = self.saver.load_initial() if cfg.init_from and not resumed else None
         mpi.gather(None)  # all have loaded it, before rank 0 empties what may be the same folder
-        in_main = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
-            before = signal.signal(number, self.on_signal)
-            self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
+        self.signals.listen(self.stack)  # from here on: save
         from_root(lock_and_empty, cfg, self.stack)
         check_shared(cfg, mpi.gather(whose_code(cfg))[0])
-        if resumed:
-            self.reported_step, saved = checkpoint.load_resume(cfg.run_dir)
-            self.load_checkpoint(saved)
+        self.reported_step, seconds = self.saver.load() if resumed else (0, 0.0)
         self.env_seed = seed_of(cfg.seed, 1, self.reported_step)
         if self.reported_step >= cfg.total_steps:
             mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; a larger "
@@ -170,46 +143,10 @@ class Run:
                     ", and this run ends before: it learns nothing"))
             self.logger.open(cfg, self.reported_step, self.stack)
         self.reported = time.perf_counter()
-        self.started = self.reported - self.seconds
-        if self.saved_step is None:
-            self.save_checkpoint()  # so that --resume works from here on
+        self.started = self.reported - seconds
+        if not resumed:
+            self.saver.save(0, 0.0)  # so that --resume works from here on
         return self.reported_step
-
-    def load_policy(self):
-        """Load the agent of --init-from; return what config.json records about it."""
-        path = Path(self.cfg.init_from, "policy.pt")
-        policy = checkpoint.load_file(path)
-        checkpoint.load_into(self.agent.adopt, policy["agent"], f"--init-from: {path}")
-        return {"run": self.cfg.init_from, "step": policy["step"]}
-
-    def load_checkpoint(self, saved):
-        """Continue with what `save` wrote."""
-        checkpoint.load_into(self.agent.load_state_dict, saved["state"]["agent"], self.cfg.run_dir)
-        for name, part in self.state.items():
-            part.load_state_dict(saved["state"][name])
-        torch.set_rng_state(saved["rng"])
-        random.setstate(saved["env_rng"][0])
-        np.random.set_state(saved["env_rng"][1])  # noqa: NPY002
-        if self.device.type == "cuda" and saved["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
-        self.seconds = saved["seconds"]
-        with suppress(UsageError):  # there is none, or it is damaged
-            self.best = checkpoint.load_file(self.run_dir / "best.pt").get("best", -math.inf)
-        self.saved, self.saved_step = time.perf_counter(), self.reported_step
-
-    def on_signal(self, number, frame):
-        if os.getpid() != self.pid:  # a process of an environment, forked from this one
-            if number == signal.SIGTERM:  # a Ctrl-C is for the run, which still needs this process
-                os._exit(128 + number)
-            return
-        now = time.monotonic()
-        # A terminal and mpiexec may both deliver the same Ctrl-C.
-        if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
-            raise KeyboardInterrupt
-        if self.root and not self.signal:
-            when = b"the next report" if mpi.size() > 1 else b"the end of this step or rollout"
-            os.write(2, b"\nsaving and stopping at " + when + b"; Ctrl-C again stops at once\n")
-        self.signal, self.signal_time = self.signal or number, now
 
     # ---- reports
 
@@ -226,7 +163,8 @@ class Run:
         ranks, names a metric that is not finite. `Stopped`: a signal has come.
         """
         self.envs = envs  # which the end of the run closes
-        if not (self.passes(self.cfg.report_every, step) or self.signal > 0 and mpi.size() == 1):
+        alone = mpi.size() == 1
+        if not (self.passes(self.cfg.report_every, step) or alone and self.signals.number > 0):
             return
         if self.cfg.eval_every and self.passes(self.cfg.eval_every, step) and self.root:
             self.evaluate()
@@ -240,11 +178,9 @@ class Run:
             if success:  # the environment tells it
                 self.store(success=success[0])
         now = time.perf_counter()
-        # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
-        late = now - self.saved > max(60, 20 * self.save_seconds)
-        save_due = late or self.logger.lines == 0 or step >= self.cfg.total_steps
+        save_due = self.saver.due() or self.logger.lines == 0 or step >= self.cfg.total_steps
         # The only message of a report. After it, all ranks know the same and do the same.
-        told = mpi.gather((self.logger.take(), ended, save_due, self.signal))
+        told = mpi.gather((self.logger.take(), ended, save_due, self.signals.number))
         speed = (step - self.reported_step) / max(now - self.reported, 1e-9)
         row = {"step": step, "time": round(now - self.started, 3),
                "steps_per_second": round(speed, 1)}
@@ -256,13 +192,10 @@ class Run:
                 raise FloatingPointError(f"{name} is {value} at step {step:,}")
         if self.root:
             self.logger.write(row, sorted(end for _, ended, *_ in told for end in ended))
-        mean = row.get("eval_ret_mean", -math.inf)
-        if mean > self.best:
-            self.best = mean
-            self.save_policy("best.pt", best=mean)
+        self.saver.save_best(step, row.get("eval_ret_mean", -math.inf))
         stop = max(number for *_, number in told)
         if told[0][2] or stop:
-            self.save_checkpoint()
+            self.saver.save(step, now - self.started)
         self.ended = step >= self.cfg.total_steps or stop > 0
         if stop:
             raise Stopped(stop)
@@ -271,7 +204,7 @@ class Run:
         """Play ten deterministic episodes and store their returns."""
         steps = deque(maxlen=10_000) if self.agent.q_value else None  # else they fill memory
         returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
-                                    lambda: self.signal > 0, steps=steps)
+                                    lambda: self.signals.number > 0, steps=steps)
         if lengths.all():  # else a signal has ended it
             self.store(eval_ret=returns)
             if steps:
@@ -280,38 +213,6 @@ class Run:
     def passes(self, every: int, step: int) -> bool:
         """Return whether `step` is the last or has passed a multiple of `every` since a report."""
         return step >= self.cfg.total_steps or step // every > self.reported_step // every
-
-    # ---- checkpoints
-
-    def save_checkpoint(self):
-        """Write policy.pt and what --resume needs. Every rank saves at the same step."""
-        check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
-        began = time.perf_counter()
-        self.save_policy("policy.pt")
-        cuda = self.device.type == "cuda"
-        name, numbers, *rest = np.random.get_state()  # noqa: NPY002
-        checkpoint.save_resume(self.run_dir, self.reported_step, {
-            "state": {name: part.state_dict() for name, part in self.state.items()},
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if cuda else None,
-            "env_rng": (random.getstate(), (name, numbers.tolist(), *rest)),
-            "seconds": began - self.started})
-        self.saved, self.saved_step = time.perf_counter(), self.reported_step
-        self.save_seconds = self.saved - began
-
-    def save_policy(self, name, **more):
-        """Write rank 0's agent for `play`. FloatingPointError rather than a file with NaN."""
-        state = self.agent.state_dict()
-        for key, value in state.items():
-            if value.isnan().any():
-                raise FloatingPointError(f"{key} of the agent is nan, step {self.reported_step:,}")
-        spaces = None  # unusual ones cannot be saved; then `load_agent` needs the environment
-        with suppress(LookupError, TypeError, ValueError, AttributeError):
-            spaces = checkpoint.to_plain(self.agent.spaces)
-        if self.root:
-            checkpoint.save_file(self.run_dir / name, {
-                "agent": state, "spaces": spaces, "step": self.reported_step,
-                "settings": plain_settings(self.cfg)} | more)
 
 
 def choose_device(cfg) -> torch.device:
@@ -324,10 +225,3 @@ def choose_device(cfg) -> torch.device:
         with closing(make_envs(cfg, 1)) as envs:
             wanted = has_images(envs.single_observation_space)  # else the CPU is faster
     return torch.device("cuda", local % gpus) if wanted else torch.device("cpu")
-
-
-def check_equal(flat: torch.Tensor) -> None:
-    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
-    sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
-    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
-        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
