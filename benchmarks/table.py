@@ -85,7 +85,7 @@ def of_result(result: dict) -> plot.RunData:
         ({"changed": suite.settings_of(result)} if peer else settings)
         | {"total_steps": result["total_steps"]}, x[window - 1:],
         np.convolve(y, np.full(window, 1 / window), "valid"), x[-1], steps([result]),
-        result["total_steps"], result["train100"], np.mean(result["eval"]))
+        result["total_steps"], *(returns([result], name)[0] for name in ("ends at", "eval")))
 
 
 def steps(results: list[dict]) -> int:
@@ -93,16 +93,13 @@ def steps(results: list[dict]) -> int:
 
 
 def returns(results: list[dict], name: str) -> np.ndarray:
-    """Return train100, or the mean of eval, for each seed. A missing one is NaN."""
-    return np.array([np.mean(np.array(result[name], float)) for result in results])
+    """Return for each seed the mean of "eval", or what training "ends at": NaN without episodes.
 
-
-def late(results: list[dict]) -> np.ndarray:
-    """Return the mean of the last ten points of each seed's curve. NaN: no episode ended there.
-
-    A point is the mean return in a hundredth of the steps. train100, which others publish, is of
-    all episodes where there are no more than 100.
+    That is the mean of the last ten points of the curve, each the mean return in a hundredth of the
+    steps. The last 100 episodes would be all episodes of 100,000 steps of HalfCheetah.
     """
+    if name == "eval":
+        return np.array([np.mean(result["eval"]) for result in results])
     ends = [[mean for step, mean in result["curve"]
              if step > 0.905 * result.get("steps", result["total_steps"])] for result in results]
     return np.array([np.mean(means) if means else np.nan for means in ends])
@@ -184,14 +181,14 @@ def won(a: np.ndarray, b: np.ndarray) -> int:
     return int(low > 0) - int(high < 0)
 
 
-def beside(groups: dict[Key, list[dict]], name: str = "train100") -> str:
+def beside(groups: dict[Key, list[dict]], name: str = "ends at") -> str:
     """Return our default results beside the best published and a peer's; a clear win is bold."""
     rows = []
     for env, algo, results in ours(groups):
         peer = peer_of(env, algo, results, groups)
         mine, theirs = returns(results, name), returns(peer, name)
         clear = won(mine, theirs) if peer else 0
-        known = published(results[0], name == "train100")
+        known = published(results[0], name == "ends at")
         rows.append({
             "environment": env, "algorithm": algo, "steps": steps(results),
             "seeds": count(results), name: mean(mine, clear > 0),
@@ -205,8 +202,8 @@ def settings(groups: dict[Key, list[dict]]) -> str:
     """Return the command of each group of results, the minutes of a run, and what it reached."""
     return plot.table([{
         "command": f"`{command(results[0])}`", "minutes": minutes(results),
-        "seeds": count(results), "train100": mean(returns(results, "train100")),
-        "eval": mean(returns(results, "eval")), "code": code(results),
+        "seeds": count(results), **{name: mean(returns(results, name))
+                                    for name in ("ends at", "eval")}, "code": code(results),
     } for results in groups.values()])
 
 
@@ -230,9 +227,9 @@ def told_older(results: list[dict]) -> str:
 def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
     """Return a table with new cells in the columns `minutes` and `ends at`.
 
-    Each row with a command gets its results. `ends at` is the mean of `late` over seeds, or of eval
-    where there is none; a star marks fewer than FEW, and older commits follow. "$OLD" stands for
-    the page's OLD='...'.
+    Each row with a command gets its results. `ends at` is a mean over seeds, of eval where training
+    has no episodes; a star marks fewer than FEW, and older commits follow. "$OLD" stands for the
+    page's OLD='...'.
     """
     lines, values = text.strip().splitlines(), dict(re.findall(r"^(\w+)='(.*)'$", page, re.M))
     columns = lines[0].split("|")
@@ -240,7 +237,7 @@ def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
         if told := re.search(r"`(python -m algos\.[^`]+)`", line):
             words = [values.get(word.removeprefix("$"), word) for word in shlex.split(told[1])]
             found = matching(words, groups)
-            ends = late(found) if found else np.array(np.nan)
+            ends = returns(found, "ends at") if found else np.array(np.nan)
             if found and np.isnan(ends).all():      # it trains on no episodes of its own
                 ends = returns(found, "eval")
             end = float(ends.mean())
@@ -284,7 +281,7 @@ def caption(groups: dict[Key, list[dict]]) -> str:
     """Return what the runs of a figure end at, for each environment and line."""
     told, seeds = defaultdict(list), {len(results) for results in groups.values()}
     for (env, library, algo, _), results in groups.items():
-        values = late(results)
+        values = returns(results, "ends at")
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
     every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
@@ -300,7 +297,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def wins(groups: dict[Key, list[dict]]) -> str:
-    """Return how often our train100 is clearly above or below that of a peer, and where."""
+    """Return how often ours ends clearly above or below a peer, and where."""
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
     names = " and ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
@@ -311,18 +308,18 @@ def wins(groups: dict[Key, list[dict]]) -> str:
                        + told_older(sum((results for results, _ in pairs), [])), "  ")
     where = defaultdict(list)
     for pair in fair:
-        (run, *_), both = pair[0], [returns(side, "train100") for side in pair]
+        (run, *_), both = pair[0], [returns(side, "ends at") for side in pair]
         where[won(*both)].append(
             f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
     better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
     above = defaultdict(list)
     for mine, peer in pairs:
-        if returns(peer, "train100").mean() > returns(mine, "train100").mean():
+        if returns(peer, "ends at").mean() > returns(mine, "ends at").mean():
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return wrapped(
-        f"{told}In {len(fair)}, both have {plot.ENOUGH} seeds or more: by Welch's 95% interval "
-        f"for the last 100 episodes, ours are better in {better}; worse in {worse}. Of all "
+        f"{told}In {len(fair)}, both have {plot.ENOUGH} seeds or more: by Welch's 95% interval, "
+        f"ours end higher in {better}; lower in {worse}. Of all "
         f"{len(pairs)}, the peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
         + told_older(sum((results for results, _ in fair), [])), "  ")
 

@@ -37,10 +37,11 @@ def anchors(key: tuple, results: list[dict]) -> list[list]:
 def line(key: tuple, results: list[dict]) -> dict:
     """Return everything that the page shows of a line, as JSON."""
     folder, env, library, _, settings = key
-    seeds = [{"seed": result["seed"], "train100": result["train100"],
+    ends = [float(end) for end in table.returns(results, "ends at")]
+    seeds = [{"seed": result["seed"], "ends": None if np.isnan(end) else short(end),
               "eval": short(np.mean(result["eval"])), "seconds": round(result["seconds"]),
               "x": [x for x, _ in result["curve"]], "y": [short(y) for _, y in result["curve"]]}
-             for result in results]
+             for result, end in zip(results, ends)]
     return {"env": env.rpartition(":")[2], "library": library, "settings": settings or "default",
             "folder": folder, "steps": results[0].get("steps", results[0]["total_steps"]),
             "code": table.code(results),

@@ -208,7 +208,7 @@ function showAlgorithm(root) {
       choice("x-axis", AXES, state.axis, (axis) => { state.axis = axis; redraw(); }),
       choice("smoothing", WIDTHS, state.width, (width) => { state.width = width; redraw(); })));
     const seeds = element("div", { class: "keys" }, ...line.seeds.map((seed, k) =>
-      toggle(`seed ${seed.seed}: ${format(seed.train100 ?? seed.eval)}`,
+      toggle(`seed ${seed.seed}: ${format(seed.ends ?? seed.eval)}`,
         COLOURS[k % COLOURS.length], true, (on) => {
           on ? off.delete(seed.seed) : off.add(seed.seed);
           redraw();
@@ -236,7 +236,7 @@ function showAlgorithm(root) {
       ` The older commit that made them: ${line.code}.`;
     below.replaceChildren(
       element("p", { class: "note" }, "Thick: the mean over the chosen seeds, with its standard " +
-        "deviation. A seed's number is train100, its mean return over the last 100 episodes."),
+        "deviation. A seed's number is its mean return over the last tenth of its training."),
       seeds,
       ...anchors,
       element("p", { class: "note" },
@@ -322,8 +322,8 @@ function showExplorer(root) {
       [], state.axis, Number(state.budget));
     below.replaceChildren(element("p", { class: "note" }, "A line is the mean over seeds. It ends " +
       "with its shortest seed."), element("div", { class: "keys" }, ...chosen.map((line) =>
-      toggle(`${nameOf(line)}: ${line.seeds.length} seeds, train100 ` +
-        format(mean(line.seeds.map((seed) => seed.train100))), colour(line), true, () => {
+      toggle(`${nameOf(line)}: ${line.seeds.length} seeds, end at ` +
+        format(mean(line.seeds.map((seed) => seed.ends ?? seed.eval))), colour(line), true, () => {
         state.lines = chosen.filter((other) => other !== line).map(nameOf).join("|") || "none";
         write();
       }))));

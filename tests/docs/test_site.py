@@ -14,10 +14,12 @@ from docs import __main__ as command
 for package in command.NEEDED:
     pytest.importorskip(package, reason="it needs the extra: pip install -e '.[docs]'")
 
+from benchmarks import table  # noqa: E402
 from benchmarks.suite import read_suite  # noqa: E402
 from docs.algorithm import ROOT, algorithms  # noqa: E402
 from docs import atlas  # noqa: E402
 from docs.build import build, index  # noqa: E402
+from docs.results import short  # noqa: E402
 from utils.errors import UsageError  # noqa: E402
 
 
@@ -165,7 +167,7 @@ def test_curves_are_the_stored_ones(whole):
     stored = read_suite(ROOT / "benchmarks/results.jsonl")
     stored = next(run for run in stored if (run["env"], run["algo"], run["seed"], run["changed"])
                   == ("HalfCheetah-v4", "ppo", 1, {}) and "library" not in run)
-    assert line["seeds"][0]["train100"] == stored["train100"]
+    assert line["seeds"][0]["ends"] == short(table.returns([stored], "ends at")[0])
     assert line["seeds"][0]["x"] == [x for x, _ in stored["curve"]]
     assert line["seeds"][0]["y"] == pytest.approx([y for _, y in stored["curve"]], rel=1e-3)
     assert len(line["anchors"]) > 5

@@ -45,7 +45,7 @@ def judge(monkeypatch, agrees):
 def test_a_table_may_leave_results_out():
     found = groups(result(1, 1.0), result(1, 2.0, env="MinAtar/Breakout-v1"))
     for patterns, kept in ("* !*/MinAtar/*", ["1.00"]), ("*/MinAtar/*", ["2.00"]):
-        assert [row["train100"] for row in made(f"beside {patterns}", found)] == kept
+        assert [row["ends at"] for row in made(f"beside {patterns}", found)] == kept
 
 
 def test_the_best_published_figure_has_the_same_measure_and_number_of_steps():
@@ -66,10 +66,10 @@ def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
         for seed, end in enumerate(theirs)))
     (row,) = made("beside", found)
     assert row["peer's seeds"].strip("*") == str(len(theirs))
-    assert row["train100"].startswith("**") == (clear == "ours")
+    assert row["ends at"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
     where = {True: r"ppo on Hopper-v4, by -?\d+\.\d \[.*\]", False: "none"}
-    said = (f"ours are better in {where[clear == 'ours']}; worse in {where[clear == 'theirs']}[.]"
+    said = (f"ours end higher in {where[clear == 'ours']}; lower in {where[clear == 'theirs']}[.]"
             if len(theirs) == 5 else
             "of our rows. To say who is better would take 5 seeds of each.")
     told = " ".join(table.wins(found).split())
@@ -101,7 +101,7 @@ def test_of_equal_settings_only_rows_of_this_code_are_shown(monkeypatch):
     rows = [result(seed, 10.0 * seed) for seed in (1, 2, 3, 4)]
     judge(monkeypatch, {2: True, 3: True, 4: False})    # 2 is dirty; nobody has asked for 1
     (row,) = made("beside", groups(*rows[2:]))
-    assert (row["train100"], row["seeds"], row["code"]) == ("30.0", "1*", "this")
+    assert (row["ends at"], row["seeds"], row["code"]) == ("30.0", "1*", "this")
     (row,) = made("beside", groups(*rows[1:]))              # one of three does not stand for all
     assert (row["seeds"], row["code"]) == ("3", "20123456-dirty 40123456")
     (row,) = made("beside", groups(rows[0], rows[1], rows[3]))
@@ -151,7 +151,7 @@ def test_commands_of_the_settings_that_a_marker_names():
     (row,) = made("settings ppo/Hopper*/gamma=0.9*", found)
     assert row["command"] == (
         "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
-    assert (row["minutes"], row["seeds"], row["train100"], row["eval"]) == (
+    assert (row["minutes"], row["seeds"], row["ends at"], row["eval"]) == (
         "1.0", "2*", "2.00", "3.00")
     (row,) = made("settings sb3*", found)
     assert row["command"] == ("`python -m benchmarks.sb3 --algo ppo --env Hopper-v4 --num-envs 4 "
