@@ -28,6 +28,7 @@ repeated by naming its bug. A row of atlas.jsonl has
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -113,8 +114,12 @@ def sweep(out: Path, folder: str, algos: list[str], envs: list[str], settings: I
     """Train algorithms of the clone; their runs lie in out/folder. Return 1 if a run failed."""
     words = ["--algos", *algos, "--envs", *envs, "--seeds", str(seeds), "--jobs", str(jobs),
              "--out", out.resolve() / folder, *(["--set", *settings] if settings else [])]
-    return subprocess.run([sys.executable, "-m", "utils.sweep", *words],
-                          cwd=out.resolve() / "tree").returncode
+    process = subprocess.Popen([sys.executable, "-m", "utils.sweep", *words],
+                               cwd=out.resolve() / "tree")
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())   # it saves its runs
+    if (status := process.wait()) > 1:      # it was stopped, or refuses
+        sys.exit(status)
+    return status
 
 
 # ---- Comparing

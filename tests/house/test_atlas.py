@@ -111,14 +111,14 @@ def test_every_detail_can_be_planted():
 def test_a_detail_has_what_it_names_and_shows_a_file_of_its_own(tmp_path, monkeypatch):
     """The file learns by them without a flag."""
     detail, = details.read_details(["as-openai-baselines"])
-    assert {"num_envs=1", "lr=3e-4", "std_init=1", "recompute_adv=False"} == {
-        *detail["set"]} - {"minibatch_size=64"}
+    assert {"lr=3e-4", "std_init=1", "recompute_adv=False", "minibatch_size=64"} == {
+        *detail["set"]}
     assert '"terminated": done, "done": done' in details.show(detail)
     (tmp_path / "my_ppo.py").write_text(details.show(detail), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     mine = importlib.import_module("my_ppo")
     cfg = mine.Config(env="Pendulum-v1", total_steps=256, rollout_steps=128, run_dir="run")
-    assert (cfg.lr, cfg.num_envs, cfg.std_init, cfg.recompute_adv) == (3e-4, 1, 1, False)
+    assert (cfg.lr, cfg.std_init, cfg.recompute_adv) == (3e-4, 1, False)
     agent = mine.train(cfg)
     assert agent.env_act(torch.full((1, 1), 1.5)) == 2 and agent.val_old.shape == (128,)
 
