@@ -5,7 +5,7 @@ The problem. DQN was improved in many ways, each published alone. Do they add up
 The idea. Take six at once. On Atari, Rainbow learned faster than each of its parts.
 
     distribution   the critic learns a histogram of the return; see c51.py
-    double DQN     Q chooses the target's action, Q_targ rates it; see dqn_per.py
+    double DQN     Q chooses the target's action, Q_targ rates it; see dqn.py
     dueling        Q has a part that all actions share; see Critic
     n-step         the target adds up several rewards; see NStepBuffer.add_up
     priorities     replay what fits badly; see NStepBuffer.sample

@@ -4,8 +4,8 @@
 
 A row is, if its commit and HEAD have the same syntax trees where learning is computed (suite.py),
 or if runs of both agree: same settings and seed, three reports with learning in them, and 1e-4 in
-all of progress.csv but times, relative to the largest of a column. Up to three seeds are tried, for
-robots make much of rounding. When the code changes: commit it, ask again, and run table.py.
+all of progress.csv but times, relative to the largest of a column. Up to three seeds are tried:
+robots amplify rounding errors. When the code changes: commit it, ask again, and run table.py.
 
 Rows of bc and gail need demonstrations in this folder, by the names that they have. Another
 processor rounds otherwise, and then a row may not be repeated. With --by COMMIT, rows that agreed
@@ -34,7 +34,8 @@ from utils.files import read_columns, read_lines
 def checkout(commit: str) -> tempfile.TemporaryDirectory:
     """Return a folder with the code of a commit. It is deleted when the program ends."""
     folder = tempfile.TemporaryDirectory()
-    files = subprocess.check_output(["git", "archive", commit, "algos", "utils"], cwd=ROOT)
+    files = subprocess.check_output(["git", "archive", commit, ":!benchmarks", ":!notebooks"],
+                                    cwd=ROOT)
     subprocess.run(["tar", "-x", "-C", folder.name], input=files, check=True)
     for demos in Path.cwd().glob("*.npz"):      # which rows of bc and gail name
         shutil.copy(demos, folder.name)
@@ -95,7 +96,7 @@ def ask(row: dict, seeds: list[int], by: str = "") -> dict:
     """Return the verdict on a row and its other seeds. RuntimeError: a run cannot be made."""
     algo, commits = row["algo"], (by or row["git_commit"], "HEAD")
     best = 0.0, "same syntax trees"
-    old, new = (code(algo, Path(checkout(commit).name)) for commit in commits)
+    old, new = (code(algo, row["env"], Path(checkout(commit).name)) for commit in commits)
     row_of = algo, row["env"], settings_of(row), row["git_commit"]
     if by and not verdicts().get((*row_of, old)):
         raise RuntimeError(f"it did not agree with {by}")

@@ -203,6 +203,8 @@ def main():
     parser.add_argument("--episodes", type=int, default=10, help="episodes of the evaluation")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     args = parser.parse_args()
+    if args.env.startswith("ALE/"):
+        parser.error("its games are only timed, by benchmarks/speed.py")
     torch.set_num_threads(1)
     changed = {"num_envs": args.num_envs} if args.num_envs else {}
     cfg = import_module(f"algos.{args.algo}").Config.for_env(

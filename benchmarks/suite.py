@@ -5,8 +5,6 @@ results.jsonl and results_curves.jsonl. A row is a result.json (utils/results.py
 verdicts.jsonl says which rows are of this code; benchmarks/agree.py writes it. history.jsonl has
 the rows of results.jsonl that others have replaced.
 """
-import ast
-import hashlib
 import json
 import sys
 from collections import Counter, defaultdict
@@ -15,14 +13,11 @@ from pathlib import Path
 
 from plot import natural
 from utils.files import read_lines, write_lines
+from utils.run.code import code as hash_of, digest, parsed
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CURVES = "curve", "eval_curve"                  # they stand in the file of curves
-# What learning is computed with, as far as an algorithm imports it. Of utils/run/ and seeds.py,
-# the default of start_steps, --init-from and the seeds count too: after a change there, ask again.
-ARITHMETIC = "mpi stats optim nets envs".split()            # what all files share of it
-HELPERS = {*ARITHMETIC, *"atari buffers demos goals policy spaces wrappers".split()}
 
 
 def curves_of(suite: Path) -> Path:
@@ -95,44 +90,15 @@ def flags(changed: dict) -> list[str]:
 # ---- Rows of this code
 
 @cache
-def code(algo: str, tree: Path = ROOT) -> str:
-    """Return a hash of the code that an algorithm learns with, without comments and docstrings.
+def code(algo: str, env: str, tree: Path = ROOT) -> str:
+    """Return a hash of the code that a row was learned with, in a tree: see utils/run/code.py.
 
-    That is its file in a tree, and what of HELPERS it imports, directly or not.
+    Of environments, those of tasks.py count.
     """
-    todo, found = [tree / "algos" / f"{algo}.py"], {}
-    while todo:
-        path = todo.pop()
-        name = f"{path.parent.name}/{path.name}"
-        if name not in found and path.exists():
-            found[name], names = parsed(path.read_bytes())
-            todo += [tree / "utils" / f"{name}.py" for name in names & HELPERS]
-    return digest(sorted(found.items()))
-
-
-@cache
-def parsed(source: bytes) -> tuple[str, set[str]]:
-    """Return a hash of a program's syntax tree, and the names of the modules that it imports."""
-    tree, names = ast.parse(source), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:  # of utils, or of utils.mpi
-            names |= {node.module.rpartition(".")[2], *(alias.name for alias in node.names)}
-    return digest(shape(tree)), names
-
-
-def digest(lists: list) -> str:
-    return hashlib.sha256(json.dumps(lists).encode()).hexdigest()[:12]
-
-
-def shape(node) -> object:
-    """Return a syntax tree as lists, the same in every version of Python, without docstrings."""
-    if isinstance(node, list):
-        return [shape(part) for part in node if not (
-            isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    return [type(node).__name__, *([name, shape(part)] for name, part in ast.iter_fields(node)
-                                   if part is not None and part != [])]
+    own, tasks = hash_of(tree / "algos" / f"{algo}.py", tree / "utils"), tree / "tasks.py"
+    if not env.startswith("tasks:") or not tasks.exists():
+        return own
+    return digest([own, parsed(tasks.read_bytes())[0]])
 
 
 @cache
@@ -144,7 +110,7 @@ def verdicts() -> dict[tuple, bool]:
 def verdict(result: dict) -> bool | None:
     """Return whether a row of ours is of this code, None if nobody has asked yet."""
     asked = (result["algo"], result["env"], settings_of(result), result.get("git_commit"),
-             code(result["algo"]))
+             code(result["algo"], result["env"]))
     return False if is_dirty(result) else verdicts().get(asked)
 
 

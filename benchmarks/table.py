@@ -55,7 +55,8 @@ from benchmarks import suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
 from diagnose import catalogue, doctor
 from utils.command import flag
-from utils.files import read_lines
+from utils.files import read_lines, read_table
+from utils.run.code import ARITHMETIC, HELPERS
 from utils.roles import PLACE, ROUNDING
 from utils.spaces import KINDS
 
@@ -285,10 +286,13 @@ def caption(groups: dict[Key, list[dict]]) -> str:
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
                          f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
     every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
-    return wrapped(f"*Mean return of the last tenth of training{every}. stable-baselines3 has "
-                   "our settings, but no tanh, advantages computed once per rollout, and its own "
-                   "vf_coef, with which it does better. "
-                   + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
+    tried = {row["tried"] for row in read_table(HERE, "tried.csv")
+             if any(row["algorithm"] == key[2] and row["environment"] == key[0] for key in groups)}
+    return wrapped(f"*Mean return of the last tenth of training{every}. "
+                   + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items())
+                   + f". We chose our settings on these tasks, out of {len(tried)} ([tried.csv]("
+                   "benchmarks/tried.csv)); stable-baselines3 has them too, as far as it knows "
+                   "them ([protocol](benchmarks/README.md#protocol))."
                    + told_older(sum(groups.values(), [])) + "*")
 
 
@@ -349,8 +353,8 @@ def size() -> str:
     lines = {path: len(path.read_text("utf-8").splitlines())
              for path in (ROOT / "utils").rglob("*.py")}
     near, learning = (sum(lines[ROOT / f"utils/{name}.py"] for name in names)
-                      for names in (suite.ARITHMETIC, suite.HELPERS))
-    names = ", ".join(f"`{name}.py`" for name in suite.ARITHMETIC)
+                      for names in (ARITHMETIC, HELPERS))
+    names = ", ".join(f"`{name}.py`" for name in ARITHMETIC)
     return wrapped(f"An algorithm is one file, plus about {round(near, -1):,} shared lines (in "
                    f"`utils/`: {names}). Behind them, {round(learning - near, -1):,} lines wrap "
                    f"environments and store steps; {round(sum(lines.values()) - learning, -2):,} "

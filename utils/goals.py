@@ -1,5 +1,5 @@
 """Rewards of other goals, for hindsight (algos/sac_her.py): which part of an environment computes
-them, and an `info` that nobody may read."""
+them, and an `info` that cannot be read."""
 
 import contextlib
 

@@ -40,7 +40,7 @@ class Policy(nn.Module):
         """Load the state dict of a run of another task, for --init-from.
 
         The bounds of actions, `low` and `high`, stay those of this task. Running statistics are
-        the other's until the first update replaces them.
+        the other's until their first update replaces them.
         """
         own = self.state_dict()
         self.load_state_dict(state | {name: own[name] for name in ("low", "high") if name in own})

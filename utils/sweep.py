@@ -25,7 +25,8 @@ from utils.load import find_module
 from utils.results import has_result, headline, make_results
 from utils.roles import PLACE
 from utils.command import as_flags, as_text, program, read_command
-from utils.run.directory import as_folder, code_of, file_of, has_changed
+from utils.run.code import code, file_of
+from utils.run.directory import as_folder, has_changed
 from utils.run.settings import check_range, parse
 
 
@@ -40,7 +41,7 @@ class Sweep:
     shard: str = "1/1"  # which of the runs: 2/5 trains the second of five parts
     out: str = "runs/sweep"  # the folder for all runs
     dry_run: bool = False  # only print the commands
-    any_code: bool = False  # keep and resume runs of an algorithm that has changed since
+    any_code: bool = False  # keep and resume runs of code that has changed since
     results: str = ""  # instead of training: write result.json for the runs in this folder
 
     def __post_init__(self):
@@ -60,7 +61,7 @@ class Job(NamedTuple):
     run_dir: Path
     total_steps: int
     command: list[str]
-    file: Path  # of the algorithm, and the code in it when the sweep began
+    file: Path  # of the algorithm, and its code when the sweep began
     code: str
 
 
@@ -89,13 +90,14 @@ def plan(sweep: Sweep) -> list[Job]:
         command = [*command, "--seed", str(seed), "--run-dir", str(run_dir)]
         command += ["--resume"] * (run_dir / "config.json").exists()
         file = file_of(type(cfg))
-        jobs.append(Job(run_dir, int(cfg.total_steps), command, file, code_of(file)))
+        jobs.append(Job(run_dir, int(cfg.total_steps), command, file, code(file)))
         if has_changed(type(cfg), run_dir) or any(run_dir.glob("algo-until-*.py")):
             other.append(run_dir)
     if other and not sweep.any_code:
-        raise UsageError(f"{len(other)} of these runs are of an algorithm file that has changed "
-                         f"since, such as {other[0]}; to train anew, delete them or give another "
-                         "--out; to keep them and resume unfinished ones, give --any-code")
+        raise UsageError(f"{len(other)} of these runs are of code that has changed since (the "
+                         f"algorithm, or what it imports of utils/), such as {other[0]}; to train "
+                         "anew, delete them or give another --out; to keep them and resume "
+                         "unfinished ones, give --any-code")
     part, _, parts = sweep.shard.partition("/")
     return jobs[int(part) - 1::int(parts)]
 
@@ -136,8 +138,9 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
     """Do a job, write and print its result, and return "" or a line on what went wrong."""
-    if code_of(job.file) != job.code:
-        return f"{job.run_dir}: not started, since {job.file.name} has changed during this sweep"
+    if code(job.file) != job.code:
+        return (f"{job.run_dir}: not started, since {job.file.name}, or what it imports of utils/, "
+                "has changed during this sweep")
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in job.command else "w") as log:

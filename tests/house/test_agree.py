@@ -69,7 +69,7 @@ def test_a_row_that_agreed_with_a_commit_agrees_with_what_equals_it(trees, monke
     assert not agree.ask(ROW, [3])["agrees"]
     with pytest.raises(RuntimeError, match="did not agree with between"):
         agree.ask(ROW, [3], "between")
-    between = suite.code("toy", agree.checkout("between").name)
+    between = suite.code("toy", "Toy-v0", agree.checkout("between").name)
     known["toy", "Toy-v0", "gamma=0.9", "old", between] = True
     told = agree.ask(ROW, [3], "between")
     assert told["agrees"] and told["commit"] == "old" and told["code"] != between
@@ -97,22 +97,6 @@ def test_a_prefix_ends_with_the_third_report_that_has_learning_in_it():
     assert agree.reports(Path("progress.csv"))["step"].tolist() == [1, 2, 3, 4, 5]
 
 
-def test_only_code_that_learning_is_computed_with_counts(tmp_path):
-    """The algorithm file and what it imports of utils/, without comments and docstrings."""
-    def code_with(**files):
-        for name, text in files.items():
-            path = tmp_path / name.replace("__", "/")
-            path.parent.mkdir(exist_ok=True)
-            path.with_suffix(".py").write_text(text)
-        suite.code.cache_clear()
-        return suite.code("toy", tmp_path)
-
-    was = code_with(algos__toy="from utils import envs\n", utils__envs="x = 1\n", utils__logger="")
-    assert was == code_with(algos__toy='"""More."""\nfrom utils import envs  # needed\n')
-    assert was == code_with(utils__logger="x = 1\n") == code_with(utils__goals="x = 1\n")
-    assert was != code_with(utils__envs="x = 2\n") != code_with(algos__toy="x = 1\n")
-
-
 def test_a_number_is_compared_relative_to_its_column():
     old = {"time": np.array([1.0, 2.0]), "kl": np.array([1e-9, 1.0]), "ret": np.array([np.nan, 5])}
     assert agree.difference(old, old | {"time": np.zeros(2), "new": np.ones(2)})[0] == 0
@@ -124,22 +108,25 @@ def test_a_number_is_compared_relative_to_its_column():
 FILES = {"algos/a.py": "from utils import mpi\nfrom utils.envs import make\nrate = 1",
          "algos/b.py": "from utils.film import draw", "utils/mpi.py": "import numpy",
          "utils/envs.py": "def make():\n    from utils.wrappers import wrap",
-         "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs"}
+         "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs",
+         "utils/goals.py": "x = 1", "tasks.py": "length = 1"}
+ROWS = {"a": ("a", "Toy-v0"), "b": ("b", "Toy-v0"), "t": ("b", "tasks:Toy-v0")}
 
 
 @pytest.mark.parametrize("name,text,changed", [
     ("algos/a.py", FILES["algos/a.py"] + "  # a comment\n", ""),
     ("utils/wrappers.py", "'''Another.'''", ""), ("utils/film.py", "import os", ""),
     ("algos/a.py", FILES["algos/a.py"] + "0", "a"), ("utils/mpi.py", "import numpy as np", "a"),
-    ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "b")])
+    ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "bt"),
+    ("utils/goals.py", "x = 2", ""), ("tasks.py", "length = 2", "t")])
 def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed):
     found = []
     for tree, files in ("old", FILES), ("new", FILES | {name: text}):
         for path, told in files.items():
             Path(tree, path).parent.mkdir(parents=True, exist_ok=True)
             Path(tree, path).write_text(told)
-        found.append([suite.code(algo, Path(tree).resolve()) for algo in "ab"])
-    assert [algo for algo, x, y in zip("ab", *found) if x != y] == [*changed]
+        found.append([suite.code(*row, Path(tree).resolve()) for row in ROWS.values()])
+    assert [name for name, x, y in zip(ROWS, *found) if x != y] == [*changed]
 
 
 def write(rows, name="results"):
@@ -159,7 +146,7 @@ def test_rows_that_others_replace_go_to_the_history(monkeypatch):
              for k, commit in enumerate(["new", "old", "old"])]   # one of three stands for no row
     others = [ROW | {"algo": "ppo", "changed": {}, "id": "alone"},
               ROW | {"algo": "ppo", "library": "sb3", "id": "peer"}]
-    told = {("ppo", "Toy-v0", settings, commit, suite.code("ppo")): agrees
+    told = {("ppo", "Toy-v0", settings, commit, suite.code("ppo", "Toy-v0")): agrees
             for settings, commit, agrees in (
                 ("gamma=0.9", "old", False), ("", "old", False), ("gamma=0.9", "new", True),
                 ("few=1", "old", False), ("few=1", "new", True))}

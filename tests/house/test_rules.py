@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from benchmarks import suite
 from docs.algorithm import Algorithm, ideas
 from tests.house.tree import ROOT, tracked
+from utils.run.code import HELPERS
 
 SECTIONS = ["config", "data types", "train", "losses", "kfac", "agent", "buffer"]
 OPTIONAL = {"kfac", "buffer"}
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
-HELPERS = {f"utils.{name}" for name in suite.HELPERS - {"atari", "wrappers"} | {"errors", "run"}}
+MAY_IMPORT = {f"utils.{name}" for name in HELPERS - {"atari", "wrappers"} | {"errors", "run"}}
 # What a folder, or a file beside them, may import from others. Nobody may import tests.
 ARROWS = {"utils": "", "tasks": "", "plot": "utils", "algos": "utils",
           "diagnose": "algos utils plot", "benchmarks": "diagnose utils plot",
@@ -52,7 +52,7 @@ def annotates_shapes(file):
 
 
 def imports_only_helpers(file):
-    yield from (f"imports {name}" for name in project_imports(file.tree) - HELPERS)
+    yield from (f"imports {name}" for name in project_imports(file.tree) - MAY_IMPORT)
 
 
 def project_imports(tree):

@@ -37,7 +37,7 @@ def made(order, found, old="old"):
 
 def judge(monkeypatch, agrees):
     """Give rows of these seeds a verdict."""
-    told = {("ppo", "Hopper-v4", "", f"{seed}0123456789", suite.code("ppo")): fine
+    told = {("ppo", "Hopper-v4", "", f"{seed}0123456789", suite.code("ppo", "Hopper-v4")): fine
             for seed, fine in agrees.items()}
     monkeypatch.setattr(suite, "verdicts", lambda: told)
 
@@ -106,7 +106,7 @@ def test_of_equal_settings_only_rows_of_this_code_are_shown(monkeypatch):
     assert (row["seeds"], row["code"]) == ("3", "20123456-dirty 40123456")
     (row,) = made("beside", groups(rows[0], rows[1], rows[3]))
     assert row["code"] == "10123456 20123456-dirty 40123456"
-    monkeypatch.setattr(suite, "code", lambda algo: "another")      # the code has changed
+    monkeypatch.setattr(suite, "code", lambda algo, env: "another")      # the code has changed
     assert made("beside", groups(*rows))[0]["code"].startswith("10123456 ")
 
 

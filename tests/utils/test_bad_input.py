@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from algos import a2c, ppo
-from tests import registry
+from tests import registry, toy
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
 from tests.helpers import ROOT, refused, run as run_command, saved, steps
 from utils.envs import make_envs
@@ -167,6 +167,11 @@ def test_a_value_of_another_kind_is_refused_from_python(algo, name, value, takes
     cfg = algo.Config()
     vars(cfg)[name] = value                                     # beartype would refuse it before
     refused(check_settings, cfg, says=f"{flag(name)} is {value!r}; it takes {takes}")
+
+
+def test_a_list_becomes_a_tuple():
+    """Else --resume would see another value than the run's, and nothing could hash the Config."""
+    assert hash(toy.Config(hidden=[8, 8])) == hash(toy.Config())
 
 
 def test_keyword_arguments_of_the_environment_are_a_text():

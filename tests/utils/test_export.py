@@ -159,6 +159,11 @@ def test_the_program_of_the_page_acts_with_an_exported_run(capsys, monkeypatch):
             ep_ret, done = ep_ret + rew, terminated or truncated
     assert names["ep_ret"] == ep_ret
     np.testing.assert_allclose(names["memory"]["memory"], agent.memory, 1e-4, 1e-5)
+    ppo.train(ppo.Config("FrozenLake-v1", run_dir="lake", total_steps=64, rollout_steps=64,
+                         num_envs=2, minibatch_size=32, hidden=(8,)))       # observations are ints
+    play.main(play.Play("lake", export="policy.onnx"))
+    exec(compile(program.replace("CartPole", "FrozenLake"), "howto.md", "exec"), names)
+    assert "memory" not in names["memory"] and names["ep_ret"] in (0, 1)
 
 
 def test_a_missing_package_is_named_with_our_extra(monkeypatch):

@@ -15,6 +15,7 @@ from algos import ppo
 from tests.helpers import not_on_windows, refused, wait_for
 from utils import play, results, sweep
 from utils.files import read_table
+from utils.run import code
 
 FLAKY = {"algos": ("ppo",), "envs": ("tests.envs:Flaky-v0",)}
 SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")
@@ -62,23 +63,27 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     assert name.startswith("env_kwargs=") and name.count("/") == 1
 
 
-def test_runs_of_a_file_that_has_changed_are_neither_skipped_nor_mixed(monkeypatch):
+def test_runs_of_code_that_has_changed_are_neither_skipped_nor_mixed():
     (run,) = folders()
-    kept = Path("out/CartPole-v1/ppo", run, "algo.py")
-    kept.parent.mkdir(parents=True)
-    kept.write_text(Path(ppo.__file__).read_text() + "# a comment\n")
-    assert folders() == [run]
-    kept.write_text("x = 1\n")
-    refused(folders, seeds=3, says=f"1 of these runs are of an algorithm file that has changed "
-                                   f"since, such as {kept.parent}; .*--any-code")
+    kept, today = Path("out/CartPole-v1/ppo", run), code.code(Path(ppo.__file__))
+    kept.mkdir(parents=True)
+
+    def of(told):
+        config = {"algo": "ppo", "module": "algos.ppo", "settings": {}, **told}
+        Path(kept, "config.json").write_text(json.dumps(config))
+
+    for told in ({"code": today}, {}):                          # older versions did not keep it
+        of(told)
+        assert folders() == [run]
+    of({"code": "another"})
+    refused(folders, seeds=3, says=f"1 of these runs are of code that has changed since .*such as "
+                                   f"{kept}; .*--any-code")
     assert folders(any_code=True) == [run]
-    kept.write_text(Path(ppo.__file__).read_text())
-    kept.with_name("algo-until-128.py").touch()
+    of({"code": today})
+    Path(kept, "algo-until-128.py").touch()
     refused(folders, says="1 of these runs")                    # it is of both
-    job = sweep.Job(kept.parent, 1, [], kept, "another program")
-    assert "not started, since algo.py has changed" in sweep.run(job, 0, set())
-    kept.write_text("x = (")                                    # as of a later Python
-    refused(folders, says="1 of these runs")
+    job = sweep.Job(kept, 1, [], Path(ppo.__file__), "another program")
+    assert "not started, since ppo.py, or what it imports" in sweep.run(job, 0, set())
 
 
 def test_two_values_make_two_folders():

@@ -1,17 +1,12 @@
-"""The directory of a run: where it is, who may write in it, config.json, and whose code it has."""
+"""The directory of a run: where it is, who may write in it, and config.json."""
 
-import ast
-import contextlib
 import json
 import platform
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-import threading
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +17,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.roles import ROUNDING, WATCH
 from utils.run import checkpoint
+from utils.run.code import code, file_of, module_of, origin
 from utils.run.launch import cores
 from utils.command import as_text, flag
 
@@ -30,44 +26,10 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
-PARSER = threading.Lock()  # Python 3.11 raises SystemError if two threads parse at the same time
 FREE = ROUNDING | WATCH | {"total_steps", "run_dir", "resume"}  # they may differ on --resume
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
-
-
-# ---- whose code
-
-
-def file_of(config_class) -> Path | None:
-    """Return the file that defines a Config, or None if it is a notebook's."""
-    path = Path(getattr(sys.modules.get(config_class.__module__), "__file__", None) or "")
-    return path.resolve() if path.is_file() else None
-
-
-def module_of(config_class) -> str:
-    """Return the module of a Config, such as "algos.x", even if it is the running program."""
-    path = file_of(config_class) or Path("notebook")
-    package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
-    return package + path.stem
-
-
-def origin():
-    """Return the command, git commit ("" outside of a repository) and versions of this process."""
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
-                                text=True).stdout.strip()
-    except OSError:
-        commit = None  # git is not installed
-    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
-            "versions": {"python": sys.version.split()[0], **versions}}
 
 
 # ---- which directory
@@ -135,19 +97,12 @@ def read_config(run_dir):
     return config | {"settings": settings}
 
 
-def code_of(path) -> str | bytes:
-    """Return what is the same for two files that differ only in comments."""
-    try:
-        with PARSER:
-            return ast.dump(ast.parse(path.read_bytes()))
-    except SyntaxError:  # of another version of Python
-        return path.read_bytes()
-
-
 def has_changed(config_class, run_dir) -> bool:
-    """Return whether a run was made, or last resumed, with other code, comments aside."""
-    file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    return bool(file) and kept.exists() and code_of(file) != code_of(kept)
+    """Return whether a run was made, or last resumed, with other code than today's."""
+    if not Path(run_dir, "config.json").exists():
+        return False
+    known = read_config(run_dir).get("code")  # an older version may lack it
+    return bool(known) and known != code(file_of(config_class))
 
 
 def has_rows(run_dir):
@@ -195,8 +150,7 @@ def lock_and_empty(cfg, stack):
 
 def whose_code(cfg):
     """Return what has to be the same on all ranks."""
-    file = file_of(type(cfg))
-    return file and file.read_bytes(), version("torch")
+    return code(file_of(type(cfg))), version("torch")
 
 
 def check_shared(cfg, root_code):
@@ -216,13 +170,14 @@ def write_config(cfg, step, initial):
         config = read_config(cfg.run_dir)
         if has_changed(type(cfg), cfg.run_dir):
             old = kept.rename(kept.with_name(f"algo-until-{step}.py")).name
-            mpi.say(f"{module} has changed since this run began; {old} is the old code")
+            mpi.say(f"{module}, or what it imports of utils/, has changed since this run began; "
+                    f"{old} is the old file")
         config["resumed"] = [*config.get("resumed", []), {"step": step} | now]
     else:
         config = {"algo": module.rpartition(".")[2], "module": module, **now, "init_from": initial}
-    config["settings"] = plain_settings(cfg)
+    config |= {"code": code(file_of(type(cfg))), "settings": plain_settings(cfg)}
     write_text(Path(cfg.run_dir, "config.json"), json.dumps(config, indent=2, default=str) + "\n")
-    if file := file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
+    if file := file_of(type(cfg)):  # a kill before this leaves what config.json explains
         with atomic_write(kept) as copy:
             copy.write(file.read_bytes())
 

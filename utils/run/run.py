@@ -29,8 +29,9 @@ from utils.errors import UsageError
 from utils.evaluate import close, evaluate, q_and_return
 from utils.logger import Logger, merge
 from utils.run import checkpoint
+from utils.run.code import module_of
 from utils.run.directory import (
-    check_shared, find_run_dir, lock_and_empty, module_of, whose_code, write_config)
+    check_shared, find_run_dir, lock_and_empty, whose_code, write_config)
 from utils.run.launch import check_ranks, from_root
 from utils.run.saver import Saver
 from utils.run.signals import Signals, Stopped

@@ -12,7 +12,8 @@ from utils import mpi
 from utils.env_ids import is_game
 from utils.errors import UsageError
 from utils.command import as_flags, flag, program, read_command, read_settings
-from utils.run.directory import default_dir, module_of, read_config
+from utils.run.code import module_of
+from utils.run.directory import default_dir, read_config
 from utils.run.launch import cores, start_ranks
 
 
@@ -84,6 +85,9 @@ class RunConfig:
     start_steps: ClassVar[int] = 0  # it learns from the first step on
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, list):  # which would not equal, or be hashed, as a run's tuple
+                object.__setattr__(self, name, tuple(value))
         check_settings(self)  # raises UsageError
         if self.start_steps is None:  # from now on a number, which --resume keeps
             object.__setattr__(self, "start_steps", min(10_000, int(self.total_steps / 10)))
@@ -126,7 +130,7 @@ def check_settings(cfg):
             raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
         if kind is str and not isinstance(value, str | PathLike):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a text")
-        if get_origin(kind) is tuple and not isinstance(value, tuple | list):
+        if get_origin(kind) is tuple and not isinstance(value, tuple):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a tuple")
         if {int, float} & {kind, *choices}:
             check_range(cfg, name, *limits[name])
