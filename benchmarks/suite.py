@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
-from plot import natural
+from plot import natural, settings_of
 from utils.files import read_lines, write_lines
 from utils.run.code import code as hash_of, digest, parsed
 
@@ -69,11 +69,6 @@ def read(suite: Path) -> dict[tuple, list[dict]]:
 def group_of(result: dict) -> tuple[str, str, str, str]:
     """Return what the seeds of a line have in common: env, library, algorithm and settings."""
     return result["env"], result.get("library", "plainrl"), result["algo"], settings_of(result)
-
-
-def settings_of(result: dict) -> str:
-    """Return the settings of a result that are not the default, as text."""
-    return ",".join(f"{name}={value}" for name, value in sorted(result["changed"].items()))
 
 
 def flags(changed: dict) -> list[str]:

@@ -72,38 +72,14 @@ Key = tuple[str, str, str, str]                 # env, library, algo, settings
 
 # ---- Results
 
-def of_result(result: dict) -> plot.RunData:
-    """Return a run for plot.py. Stored curves have a mean per 1% of the steps; five are averaged.
-
-    A peer stores only the settings that were changed, so they count as one setting.
-    """
-    peer, settings = result.get("library"), result["settings"]
-    algo = f"{peer} {result['algo']}" if peer else result["algo"]
-    x, y = np.array(result["curve"], float).T
-    window = min(5, len(y))
-    return plot.RunData(
-        Path(result["id"]), algo, result["env"], result["seed"],
-        ({"changed": suite.settings_of(result)} if peer else settings)
-        | {"total_steps": result["total_steps"]}, x[window - 1:],
-        np.convolve(y, np.full(window, 1 / window), "valid"), x[-1], steps([result]),
-        result["total_steps"], *(returns([result], name)[0] for name in ("ends at", "eval")))
-
-
 def steps(results: list[dict]) -> int:
     return int(results[0]["total_steps"])
 
 
 def returns(results: list[dict], name: str) -> np.ndarray:
-    """Return for each seed the mean of "eval", or what training "ends at": NaN without episodes.
-
-    That is the mean of the last ten points of the curve, each the mean return in a hundredth of the
-    steps. The last 100 episodes would be all episodes of 100,000 steps of HalfCheetah.
-    """
-    if name == "eval":
-        return np.array([np.mean(result["eval"]) for result in results])
-    ends = [[mean for step, mean in result["curve"]
-             if step > 0.905 * result.get("steps", result["total_steps"])] for result in results]
-    return np.array([np.mean(means) if means else np.nan for means in ends])
+    """Return for each seed the mean of "eval", or what training "ends at"."""
+    return np.array([plot.ends_at(result) if name == "ends at" else np.mean(result["eval"])
+                     for result in results])
 
 
 def ours(groups: dict[Key, list[dict]], plain: bool = True) -> list[tuple[str, str, list[dict]]]:
@@ -409,7 +385,7 @@ def symptoms() -> str:
 def curves(groups: dict[Key, list[dict]], path: Path, save: bool = True) -> str:
     """Write a figure and return the line of a page that shows it."""
     shown = [result for results in groups.values() for result in results if result["curve"]]
-    found = plot.group([of_result(result) for result in shown])
+    found = plot.group([plot.of_result(result) for result in shown])
     line = f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
     if save:
         path.parent.mkdir(exist_ok=True)
