@@ -74,11 +74,12 @@ def collect(details: list[dict], seeds: int, out: Path) -> list[dict]:
     for detail in details:
         for results in read(out / detail["name"]).values():
             if len(results) >= seeds:
-                env, ends = results[0]["env"], [round(each["train100"], 1) for each in results]
+                env = results[0]["env"]
                 rows[detail["name"], env] = {
                     "detail": detail["name"], "env": env, "steps": results[0]["total_steps"],
                     "commit": results[0]["git_commit"],
-                    "seeds": [each["seed"] for each in results], "train100": ends}
+                    "seeds": [each["seed"] for each in results],
+                    "ends_at": [round(plot.ends_at(each), 2) for each in results]}
     order = [each["name"] for each in read_details([])]
     rows = sorted(rows.values(), key=lambda row: (order.index(row["detail"]), row["env"]))
     write_lines(path, rows)
@@ -93,12 +94,12 @@ def ratio(*returns: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def unchanged(detail: dict, rows: list[dict], published: dict) -> dict[str, dict[int, float]]:
-    """Return {env: {seed: train100}} of the runs to compare a detail with."""
+    """Return {env: {seed: what it ends at}} of the runs to compare a detail with."""
     if detail["plain"]:
-        return {row["env"]: dict(zip(row["seeds"], row["train100"]))
+        return {row["env"]: dict(zip(row["seeds"], row["ends_at"]))
                 for row in rows if row["detail"] == detail["plain"]}
     found = {env: published.get((env, "plainrl", detail["algo"], ""), []) for env in detail["envs"]}
-    return {env: {each["seed"]: each["train100"] for each in runs} for env, runs in found.items()}
+    return {env: {each["seed"]: plot.ends_at(each) for each in runs} for env, runs in found.items()}
 
 
 def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
@@ -113,9 +114,9 @@ def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:
         for env in detail["envs"] if mine.keys() >= {*detail["envs"]} <= plain.keys() else ():
             row = mine[env]
             pairs += [np.array([plain[env][seed] for seed in row["seeds"]]),
-                      np.array(row["train100"])]
+                      np.array(row["ends_at"])]
         told = (float(ratio(*pairs)), *plot.interval(pairs, ratio, plot.FEW)) if pairs else None
-        table.append((detail, {env: row["train100"] for env, row in mine.items()}, told))
+        table.append((detail, {env: row["ends_at"] for env, row in mine.items()}, told))
     return table
 
 

@@ -27,6 +27,7 @@ Some kinds take no patterns:
     <!-- made: symptoms -->                     the first metric that shows a bug, by metric
     <!-- made: speed -->                        ratios of speed.jsonl (benchmarks/speed.py)
     <!-- made: takes -->                        the spaces that each algorithm takes
+    <!-- made: details ppo -->                  what each detail of details.toml costs
 
 Of rows with the same settings, those of this code alone are shown, if they are at least half
 (benchmarks/agree.py). All others have their commit beside them. Brackets hold 95% percentile
@@ -51,7 +52,7 @@ import numpy as np
 from scipy.stats import ttest_ind
 
 import plot
-from benchmarks import suite
+from benchmarks import details, suite
 from benchmarks.suite import HERE, ROOT, flags, read, verdict
 from diagnose import catalogue, doctor
 from utils.command import flag
@@ -369,6 +370,19 @@ def speeds() -> str:
     } for row in read_lines(HERE / "speed.jsonl")])
 
 
+def detailed(algo: str, groups: dict[Key, list[dict]]) -> str:
+    """Return a table of the details of an algorithm that were trained, beside the file as it is."""
+    found = [each for each in details.compared() if each[0]["algo"] == algo and each[2]]
+    envs = found[0][0]["envs"]
+    plain = {env: returns(groups[env, "plainrl", algo, ""], "ends at") for env in envs}
+    lines = [("-", "nothing", plain, (1.0, np.nan, np.nan))]
+    lines += [(f"`{detail['name']}`", detail["says"], ends, told) for detail, ends, told in found]
+    return plot.table([{
+        "detail": name, "what is changed": says, "seeds": str(len(ends[envs[0]])),
+        **{env: mean(np.array(ends[env])) for env in envs}, "ratio": plot.cell(told),
+    } for name, says, ends, told in lines])
+
+
 def symptoms() -> str:
     """Return a table of the bugs that a metric shows, ordered by metric, the costliest first."""
     wrong = {mutant.id: mutant.wrong for mutant in catalogue.read()}
@@ -430,7 +444,8 @@ def made(order: str, old: str, page: str, groups: dict[Key, list[dict]], folder:
              "runs": lambda: runs(old, groups, page), "verdict": lambda: wins(groups),
              "caption": lambda: caption(choose(drawn(*words), groups)),
              "source": lambda: source(*words), "size": size, "atlas": bugs,
-             "symptoms": symptoms, "speed": speeds, "takes": takes}
+             "symptoms": symptoms, "speed": speeds, "takes": takes,
+             "details": lambda: detailed(*words, groups)}
     return kinds[kind]()
 
 

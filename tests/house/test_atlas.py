@@ -127,12 +127,12 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     chosen = details.read_details(["raw-rewards", "sigma-1"])
     envs = chosen[0]["envs"]
 
-    def write(folder, seeds, train100, **more):
+    def write(folder, seeds, end, **more):
         for seed, env in itertools.product(seeds, envs):
             path = tmp_path / folder / env / f"seed{seed}"
             path.mkdir(parents=True)
             (path / "result.json").write_text(json.dumps({
-                "env": env, "algo": "ppo", "seed": seed, "train100": train100(seed),
+                "env": env, "algo": "ppo", "seed": seed, "curve": [[1, 7.0], [9, end(seed)]],
                 "git_commit": "abc", "total_steps": 9} | more))
 
     monkeypatch.setattr(details, "HERE", tmp_path)
@@ -143,7 +143,7 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
           changed={"scale_rew": False})
     write("sigma-1", range(1, 3), lambda seed: 1.0, changed={"std_init": 1})
     rows = details.collect(chosen, 3, tmp_path)
-    assert [(row["detail"], row["env"], row["train100"]) for row in rows] == [
+    assert [(row["detail"], row["env"], row["ends_at"]) for row in rows] == [
         ("raw-rewards", env, [40, 50, 60]) for env in envs]
     told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
     middle, low, high = told.pop("raw-rewards")
