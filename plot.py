@@ -5,8 +5,7 @@
     python -m plot runs --by lr                one line per value of lr
     python -m plot runs --rows num_envs --smooth 1 10 100     a grid of panels
     python -m plot runs --compare my_ppo ppo   does my_ppo beat ppo?
-    python -m plot runs --anchors              beside published results of others
-    python -m plot runs benchmarks/results.jsonl    beside ours, on the same tasks
+    python -m plot runs --anchors              beside published results
 
 Each environment and each number of total_steps has its own panel. A line is named
 after the settings that differ, except for values that two thirds of the runs have.
@@ -31,7 +30,7 @@ from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
 from utils.errors import UsageError
-from utils.files import read_columns, read_lines, read_table
+from utils.files import read_columns, read_table
 from utils.roles import PLACE, ROUNDING, WATCH
 from utils.command import as_text, program, read_command
 
@@ -55,7 +54,7 @@ STATISTICS = {"mean": np.mean,      # iqm drops whole seeds: none of 3, the best
 
 @dataclass(frozen=True)
 class Plot:
-    runs: tuple[str, ...]  # folders that hold runs, at any depth, or .jsonl files of benchmarks/
+    runs: tuple[str, ...]  # folders that hold runs, at any depth
     x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time: minutes of training
     y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv; val finds val_mean
     smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # moving average: at most a tenth of a run
@@ -86,15 +85,9 @@ class RunData(NamedTuple):
 
 
 def load(plot: Plot) -> list[RunData]:
-    """Return all runs of plot.runs. UsageError: there is none that can be read.
-
-    Of files, only those on the tasks of the others, if folders are named, too.
-    """
-    runs, published, skipped = [], [], defaultdict(list)        # reason -> folders
+    """Return all runs below the folders plot.runs. UsageError: there is none that can be read."""
+    runs, skipped = [], defaultdict(list)       # reason -> folders
     for folder in map(Path, plot.runs):
-        if folder.suffix == ".jsonl" and folder.exists():
-            published += read_rows(folder, plot)
-            continue
         found = sorted(folder.rglob("config.json"))
         if not found:
             skipped["no run in it (no config.json)"].append(str(folder))
@@ -104,8 +97,6 @@ def load(plot: Plot) -> list[RunData]:
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = error if isinstance(error, UsageError) else "a file is missing or damaged"
                 skipped[str(reason)].append(str(path.parent))
-    tasks = {(run.env, run.total_steps) for run in runs}
-    runs += [run for run in published if not tasks or (run.env, run.total_steps) in tasks]
     said = [f"{reason}: {', '.join(folders)}" for reason, folders in skipped.items()]
     if not runs:
         raise UsageError(f"no run to plot; {'; '.join(said) or 'name a folder that holds runs'}")
@@ -143,46 +134,6 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
                    axis(step[there]), value[there], float(axis(steps)), steps,
                    float(settings["total_steps"]),
                    float(late.mean()) if len(late) >= END[0] else np.nan, final)
-
-
-def read_rows(file: Path, plot: Plot) -> list[RunData]:
-    """Return the rows of a file that has their curves beside it, as results.jsonl does."""
-    if (plot.x, plot.y) != ("steps", "ep_ret"):
-        raise UsageError(f"{file} has only --x steps and --y ep_ret")
-    curves = {row["id"]: row for row in read_lines(file.with_name(f"{file.stem}_curves.jsonl"))}
-    return [of_result(row | curves[row["id"]]) for row in read_lines(file)
-            if curves.get(row["id"], {}).get("curve")]
-
-
-def of_result(result: dict) -> RunData:
-    """Return the run of a result with its curve, a mean per 1% of the steps; five are averaged.
-
-    Settings of a peer count as one, since only those that were changed are known.
-    """
-    peer, total = result.get("library"), result["total_steps"]
-    settings = {"changed": settings_of(result)} if peer else result["settings"]
-    x, y = np.array(result["curve"], float).T
-    window = min(5, len(y))
-    return RunData(
-        Path(result["id"]), f"{peer} {result['algo']}" if peer else result["algo"], result["env"],
-        result["seed"], settings | {"total_steps": total}, x[window - 1:],
-        np.convolve(y, np.full(window, 1 / window), "valid"), x[-1], int(total), total,
-        ends_at(result), float(np.mean(result["eval"])))
-
-
-def settings_of(result: dict) -> str:
-    """Return the settings of a result that are not the default, as text."""
-    return ",".join(f"{name}={value}" for name, value in sorted(result["changed"].items()))
-
-
-def ends_at(result: dict) -> float:
-    """Return the mean of the last ten points of a curve; NaN if no episode ended there.
-
-    The last 100 episodes would be all episodes of 100,000 steps of HalfCheetah.
-    """
-    steps = result.get("steps", result["total_steps"])
-    late = [mean for step, mean in result["curve"] if step > 0.905 * steps]
-    return float(np.mean(late)) if late else np.nan
 
 
 # ---- Which seeds belong together

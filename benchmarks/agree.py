@@ -2,10 +2,11 @@
 
     python -m benchmarks.agree ['ppo/Hopper-v4/*' ...] [--by COMMIT]
 
-A row is, if its commit and HEAD have the same syntax trees where learning is computed (suite.py),
-or if runs of both agree: same settings and seed, three reports with learning in them, and 1e-4 in
-all of progress.csv but times, relative to the largest of a column. Up to three seeds are tried:
-robots amplify rounding errors. When the code changes: commit it, ask again, and run table.py.
+A row is, if its commit and HEAD have the same syntax trees where learning is computed (code.py in
+utils/run/), or if runs of both agree: same settings and seed, three reports with learning in them,
+and 1e-4 in all of progress.csv but times, relative to the largest of a column. Up to three seeds
+are tried: robots amplify rounding errors. When the code changes: commit it, ask again, and run
+table.py.
 
 Rows of bc and gail need demonstrations in this folder, by the names that they have. Another
 processor rounds otherwise, and then a row may not be repeated. With --by COMMIT, rows that agreed

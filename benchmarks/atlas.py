@@ -116,9 +116,11 @@ def sweep(out: Path, folder: str, algos: list[str], envs: list[str], settings: I
              "--out", out.resolve() / folder, *(["--set", *settings] if settings else [])]
     process = subprocess.Popen([sys.executable, "-m", "utils.sweep", *words],
                                cwd=out.resolve() / "tree")
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())   # it saves its runs
-    if (status := process.wait()) > 1:      # it was stopped, or refuses
-        sys.exit(status)
+    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it saves its runs
+    status = process.wait()
+    signal.signal(signal.SIGTERM, before)
+    if status not in (0, 1):                # it was stopped, or refuses
+        sys.exit(abs(status))
     return status
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 import plot
 from benchmarks import atlas
-from benchmarks.suite import HERE, ROOT, read
+from benchmarks.suite import HERE, ROOT, ends_at, read
 from diagnose.catalogue import edited
 from utils.files import read_lines, write_lines
 
@@ -79,7 +79,7 @@ def collect(details: list[dict], seeds: int, out: Path) -> list[dict]:
                     "detail": detail["name"], "env": env, "steps": results[0]["total_steps"],
                     "commit": results[0]["git_commit"],
                     "seeds": [each["seed"] for each in results],
-                    "ends_at": [round(plot.ends_at(each), 2) for each in results]}
+                    "ends_at": [round(ends_at(each), 2) for each in results]}
     order = [each["name"] for each in read_details([])]
     rows = sorted(rows.values(), key=lambda row: (order.index(row["detail"]), row["env"]))
     write_lines(path, rows)
@@ -99,7 +99,7 @@ def unchanged(detail: dict, rows: list[dict], published: dict) -> dict[str, dict
         return {row["env"]: dict(zip(row["seeds"], row["ends_at"]))
                 for row in rows if row["detail"] == detail["plain"]}
     found = {env: published.get((env, "plainrl", detail["algo"], ""), []) for env in detail["envs"]}
-    return {env: {each["seed"]: plot.ends_at(each) for each in runs} for env, runs in found.items()}
+    return {env: {each["seed"]: ends_at(each) for each in runs} for env, runs in found.items()}
 
 
 def compared() -> list[tuple[dict, dict[str, list], tuple | None]]:

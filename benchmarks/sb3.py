@@ -204,7 +204,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     args = parser.parse_args()
     if args.env.startswith("ALE/"):
-        parser.error("its games are only timed, by benchmarks/speed.py")
+        parser.error("games are for benchmarks/speed.py alone")
     torch.set_num_threads(1)
     changed = {"num_envs": args.num_envs} if args.num_envs else {}
     cfg = import_module(f"algos.{args.algo}").Config.for_env(

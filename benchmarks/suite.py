@@ -6,14 +6,15 @@ verdicts.jsonl says which rows are of this code; benchmarks/agree.py writes it. 
 the rows of results.jsonl that others have replaced.
 """
 import json
+import math
 import sys
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
-from plot import natural, settings_of
+from plot import natural
 from utils.files import read_lines, write_lines
-from utils.run.code import code as hash_of, digest, parsed
+from utils.run.code import code as hash_of
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -71,6 +72,22 @@ def group_of(result: dict) -> tuple[str, str, str, str]:
     return result["env"], result.get("library", "plainrl"), result["algo"], settings_of(result)
 
 
+def settings_of(result: dict) -> str:
+    """Return the settings of a result that are not the default, as text."""
+    return ",".join(f"{name}={value}" for name, value in sorted(result["changed"].items()))
+
+
+def ends_at(result: dict) -> float:
+    """Return the mean of the last ten points of a curve; NaN if no episode ended there.
+
+    A point is the mean return in a hundredth of the steps. The last 100 episodes would be all
+    episodes of 100,000 steps of HalfCheetah.
+    """
+    steps = result.get("steps", result["total_steps"])
+    late = [mean for step, mean in result["curve"] if step > 0.905 * steps]
+    return sum(late) / len(late) if late else math.nan
+
+
 def flags(changed: dict) -> list[str]:
     """Return settings as words of a command line."""
     words = []
@@ -86,14 +103,8 @@ def flags(changed: dict) -> list[str]:
 
 @cache
 def code(algo: str, env: str, tree: Path = ROOT) -> str:
-    """Return a hash of the code that a row was learned with, in a tree: see utils/run/code.py.
-
-    Of environments, those of tasks.py count.
-    """
-    own, tasks = hash_of(tree / "algos" / f"{algo}.py", tree / "utils"), tree / "tasks.py"
-    if not env.startswith("tasks:") or not tasks.exists():
-        return own
-    return digest([own, parsed(tasks.read_bytes())[0]])
+    """Return a hash of the code that a row was learned with, in a tree: see utils/run/code.py."""
+    return hash_of(tree / "algos" / f"{algo}.py", env, tree / "utils")
 
 
 @cache

@@ -73,13 +73,30 @@ Key = tuple[str, str, str, str]                 # env, library, algo, settings
 
 # ---- Results
 
+def of_result(result: dict) -> plot.RunData:
+    """Return a run for plot.py. Stored curves have a mean per 1% of the steps; five are averaged.
+
+    A peer stores only the settings that were changed, so they count as one setting.
+    """
+    peer, settings = result.get("library"), result["settings"]
+    algo = f"{peer} {result['algo']}" if peer else result["algo"]
+    x, y = np.array(result["curve"], float).T
+    window = min(5, len(y))
+    return plot.RunData(
+        Path(result["id"]), algo, result["env"], result["seed"],
+        ({"changed": suite.settings_of(result)} if peer else settings)
+        | {"total_steps": result["total_steps"]}, x[window - 1:],
+        np.convolve(y, np.full(window, 1 / window), "valid"), x[-1], steps([result]),
+        result["total_steps"], *(returns([result], name)[0] for name in ("ends at", "eval")))
+
+
 def steps(results: list[dict]) -> int:
     return int(results[0]["total_steps"])
 
 
 def returns(results: list[dict], name: str) -> np.ndarray:
     """Return for each seed the mean of "eval", or what training "ends at"."""
-    return np.array([plot.ends_at(result) if name == "ends at" else np.mean(result["eval"])
+    return np.array([suite.ends_at(result) if name == "ends at" else np.mean(result["eval"])
                      for result in results])
 
 
@@ -264,7 +281,8 @@ def caption(groups: dict[Key, list[dict]]) -> str:
                          f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
     every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
     tried = {row["tried"] for row in read_table(HERE, "tried.csv")
-             if any(row["algorithm"] == key[2] and row["environment"] == key[0] for key in groups)}
+             if any(row["algorithm"] == key[2] and row["environment"] == key[0] for key in groups)
+             and not row["tried"].startswith(("speed:", "default", "stable-baselines3"))}
     return wrapped(f"*Mean return of the last tenth of training{every}. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items())
                    + f". We chose our settings on these tasks, out of {len(tried)} ([tried.csv]("
@@ -373,14 +391,14 @@ def speeds() -> str:
 def detailed(algo: str, groups: dict[Key, list[dict]]) -> str:
     """Return a table of the details of an algorithm that were trained, beside the file as it is."""
     found = [each for each in details.compared() if each[0]["algo"] == algo and each[2]]
-    envs = found[0][0]["envs"]
+    envs = found[0][0]["envs"] if found else []
     plain = {env: returns(groups[env, "plainrl", algo, ""], "ends at") for env in envs}
     lines = [("-", "nothing", plain, (1.0, np.nan, np.nan))]
     lines += [(f"`{detail['name']}`", detail["says"], ends, told) for detail, ends, told in found]
     return plot.table([{
         "detail": name, "what is changed": says, "seeds": str(len(ends[envs[0]])),
         **{env: mean(np.array(ends[env])) for env in envs}, "ratio": plot.cell(told),
-    } for name, says, ends, told in lines])
+    } for name, says, ends, told in lines]) if found else "None has been trained."
 
 
 def symptoms() -> str:
@@ -399,7 +417,7 @@ def symptoms() -> str:
 def curves(groups: dict[Key, list[dict]], path: Path, save: bool = True) -> str:
     """Write a figure and return the line of a page that shows it."""
     shown = [result for results in groups.values() for result in results if result["curve"]]
-    found = plot.group([plot.of_result(result) for result in shown])
+    found = plot.group([of_result(result) for result in shown])
     line = f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
     if save:
         path.parent.mkdir(exist_ok=True)

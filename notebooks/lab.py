@@ -36,8 +36,9 @@ def run(algo, **settings):
 def stored(env, algo, suite="results", library="plainrl"):
     """Return the published runs of an algorithm (by name) on an environment, one dict per seed.
 
-    `run["curve"]` has rows of (step, mean return). benchmarks/README.md explains `run["train100"]`
-    and `run["eval"]`; `run["seconds"]` is the duration.
+    `run["curve"]` has rows of (step, mean return), `run["train100"]` is the mean return of the last
+    100 training episodes, `run["eval"]` has those of ten with the final policy; `run["seconds"]` is
+    the duration.
     """
     runs = [run for run in read_suite(CLONE / f"benchmarks/{suite}.jsonl")
             if (run["env"], run["algo"], run.get("library", "plainrl")) == (env, algo, library)]

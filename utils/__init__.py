@@ -9,6 +9,7 @@
 An algorithm file may also import:
 
     policy.py       the parent of every Agent: the spaces that it takes, and `predict`
+    spaces.py       kinds of spaces, and those that stand for others
     buffers.py      what replay buffers share
     goals.py        rewards of other goals, for hindsight
     demos.py        demonstrations of an expert, for imitation learning
@@ -21,7 +22,6 @@ sweep.py (many runs, their results). The others stand behind these:
     command.py      command lines, and how a program ends
     load.py         the trained policy of a run
     env_ids.py      names of environments, and what can be wrong with them
-    spaces.py       kinds of spaces, and those that stand for others
     wrappers.py     what is wrapped around environments: other spaces, the episodes that end
     seeds.py        seeds for each use and rank, and the state of random generators
     evaluate.py     returns of a policy

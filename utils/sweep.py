@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -61,6 +62,7 @@ class Job(NamedTuple):
     run_dir: Path
     total_steps: int
     command: list[str]
+    env: str
     file: Path  # of the algorithm, and its code when the sweep began
     code: str
 
@@ -90,9 +92,10 @@ def plan(sweep: Sweep) -> list[Job]:
         command = [*command, "--seed", str(seed), "--run-dir", str(run_dir)]
         command += ["--resume"] * (run_dir / "config.json").exists()
         file = file_of(type(cfg))
-        jobs.append(Job(run_dir, int(cfg.total_steps), command, file, code(file)))
-        if has_changed(type(cfg), run_dir) or any(run_dir.glob("algo-until-*.py")):
-            other.append(run_dir)
+        jobs.append(Job(run_dir, int(cfg.total_steps), command, cfg.env, file, code(file, cfg.env)))
+        with suppress(UsageError):  # a damaged config.json: that run refuses to start
+            if has_changed(type(cfg), run_dir) or any(run_dir.glob("algo-until-*.py")):
+                other.append(run_dir)
     if other and not sweep.any_code:
         raise UsageError(f"{len(other)} of these runs are of code that has changed since (the "
                          f"algorithm, or what it imports of utils/), such as {other[0]}; to train "
@@ -138,7 +141,7 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
     """Do a job, write and print its result, and return "" or a line on what went wrong."""
-    if code(job.file) != job.code:
+    if code(job.file, job.env) != job.code:
         return (f"{job.run_dir}: not started, since {job.file.name}, or what it imports of utils/, "
                 "has changed during this sweep")
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)

@@ -2,6 +2,7 @@
 import importlib
 import itertools
 import json
+import signal
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import atlas, details, suite
+from benchmarks import atlas, details, suite, table
 from diagnose import catalogue
 from tests.mutants import __main__ as mutants
 
@@ -145,6 +146,9 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     rows = details.collect(chosen, 3, tmp_path)
     assert [(row["detail"], row["env"], row["ends_at"]) for row in rows] == [
         ("raw-rewards", env, [40, 50, 60]) for env in envs]
+    shown = table.detailed("ppo", suite.read(tmp_path / "results.jsonl")).splitlines()
+    assert [line.split("|")[1].strip() for line in shown[2:]] == ["-", "`raw-rewards`"]
+    assert "50.0" in shown[3] and "| 3 " in shown[3] and "trained" in table.detailed("td3", {})
     told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
     middle, low, high = told.pop("raw-rewards")
     assert middle == pytest.approx(0.5) and 0.4 <= low < 0.5 < high <= 0.6
@@ -159,6 +163,28 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     details.collect(details.read_details(["rainbow", "one-step"]), 2, tmp_path)
     told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
     assert (told["rainbow"][0], told["one-step"][0]) == (1, 0.5) and told["raw-rewards"]
+
+
+def test_sigterm_stops_the_sweep_and_all_after_it(tmp_path, monkeypatch):
+    told = []
+
+    class Sweep:
+        def __init__(self, *args, **kwargs):
+            self.terminate = lambda: told.append("saves")
+
+        def wait(self):
+            signal.raise_signal(signal.SIGTERM)
+            return 143 if told else 0
+
+    monkeypatch.setattr(atlas.subprocess, "Popen", Sweep)
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append("lost"))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            atlas.sweep(tmp_path, "runs", ["ppo"], ["CartPole-v1"], [], 1, 1)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 143 and told == ["saves", "lost"]
 
 
 @pytest.mark.slow

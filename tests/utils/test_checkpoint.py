@@ -1,6 +1,7 @@
 """What a run keeps: whole checkpoints, and its code. Nothing in a stranger's file is run."""
 import errno
 import gc
+import json
 import os
 import pickle
 import random
@@ -22,7 +23,7 @@ from tests.helpers import refused, rows, run, same, steps
 from utils import play
 from utils.errors import UsageError
 from utils.run import checkpoint, code
-from utils.run.directory import has_changed
+from utils.run.directory import has_changed, read_config, whose_code
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
            "step": 3, "settings": {"hidden": (64, 64), "env": "é", "lr": 1e-3, "x": None}}
@@ -165,6 +166,11 @@ def test_play_warns_if_the_code_has_changed(monkeypatch):
     monkeypatch.setattr(code, "HELPERS", set())                  # so what ppo.py imports differs
     with pytest.warns(UserWarning, match="algos.ppo, or what it imports .* since run was made"):
         play.load_agent("run")
+    older = {name: told for name, told in read_config("run").items() if name != "code"}
+    Path("run/config.json").write_text(json.dumps(older))       # its algo.py tells
+    assert not has_changed(ppo.Config, "run")
+    KEPT.write_text(KEPT.read_text() + "x = 1\n")
+    assert has_changed(ppo.Config, "run")
 
 
 def test_threads_compare_code_at_the_same_time():
@@ -195,6 +201,10 @@ def test_resume_says_that_the_code_has_changed(edit, capsys):
         capsys.readouterr()
         toy.train(toy.Config(total_steps=steps("run")[-1] + 100, resume=True))
         assert capsys.readouterr().out.count("has changed since this run began") == said
+    before = whose_code(toy.Config())
+    edit("x = 3\n")
+    assert whose_code(toy.Config()) != before                   # a rank with it is refused
+    edit("x = 2\n")
     assert steps("run") == [100, 200, 300, 400, 500] and KEPT.read_text() == "x = 2\n"
     assert Path("run/algo-until-300.py").read_text() == "x = 1\n"
 

@@ -48,6 +48,7 @@ def test_resumed_equals_uninterrupted():
 def test_what_an_environment_draws_by_global_generators_goes_on(capsys):
     """And the run says at which step it goes on."""
     with start(Config()) as log:
+        random.random(), np.random.rand()
         log.advance(100)
         expected = [random.random(), *np.random.rand(3)]
     with start(Config(resume=True)):

@@ -17,6 +17,7 @@ from utils import play, results, sweep
 from utils.files import read_table
 from utils.run import code
 
+ENV = "CartPole-v1"
 FLAKY = {"algos": ("ppo",), "envs": ("tests.envs:Flaky-v0",)}
 SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")
 
@@ -67,9 +68,10 @@ def test_runs_of_code_that_has_changed_are_neither_skipped_nor_mixed():
     (run,) = folders()
     kept, today = Path("out/CartPole-v1/ppo", run), code.code(Path(ppo.__file__))
     kept.mkdir(parents=True)
+    shutil.copy(ppo.__file__, kept / "algo.py")
 
     def of(told):
-        config = {"algo": "ppo", "module": "algos.ppo", "settings": {}, **told}
+        config = {"algo": "ppo", "module": "algos.ppo", "settings": {"env": ENV}, **told}
         Path(kept, "config.json").write_text(json.dumps(config))
 
     for told in ({"code": today}, {}):                          # older versions did not keep it
@@ -82,7 +84,9 @@ def test_runs_of_code_that_has_changed_are_neither_skipped_nor_mixed():
     of({"code": today})
     Path(kept, "algo-until-128.py").touch()
     refused(folders, says="1 of these runs")                    # it is of both
-    job = sweep.Job(kept, 1, [], Path(ppo.__file__), "another program")
+    Path(kept, "config.json").write_text("damaged")
+    assert folders() == [run]                                   # it alone will not start
+    job = sweep.Job(kept, 1, [], ENV, Path(ppo.__file__), "another program")
     assert "not started, since ppo.py, or what it imports" in sweep.run(job, 0, set())
 
 

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 UTILS = Path(__file__).resolve().parents[1]
-# What learning is computed with, as far as an algorithm imports it. Of utils/run/, seeds.py and
-# env_ids.py, the default of start_steps, --init-from, seeds and what makes environments count too.
+# What learning is computed with, as far as an algorithm imports it. Where seeds.py, env_ids.py or,
+# in utils/run/, the default of start_steps or --init-from change, published rows are asked again.
 ARITHMETIC = "mpi stats optim nets envs".split()  # what all files share of it
 HELPERS = {*ARITHMETIC, *"atari buffers demos goals policy spaces wrappers".split()}
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
@@ -52,19 +52,23 @@ def origin() -> dict:
 # ---- has it changed?
 
 
-def code(file: Path | None, utils: Path = UTILS) -> str:
+def code(file: Path | None, env: str = "", utils: Path = UTILS) -> str:
     """Return a hash of the code that an algorithm learns with, without comments and docstrings.
 
-    That is its file, and what of HELPERS it imports, directly or not. "" for a notebook.
+    That is its file, what of HELPERS it imports, directly or not, and tasks.py if `env` is one of
+    those. "" for a notebook.
     """
-    todo, found = [file] if file else [], {}
+    if not file:
+        return ""
+    todo, found = [file], {}
+    todo += [utils.parent / "tasks.py"] if env.startswith("tasks:") else []
     while todo:
         path = todo.pop()
-        name = f"{path.parent.name}/{path.name}"
+        name = f"algos/{file.name}" if path == file else path.relative_to(utils.parent).as_posix()
         if name not in found and path.exists():
             found[name], names = parsed(path.read_bytes())
             todo += [utils / f"{name}.py" for name in names & HELPERS]
-    return digest(sorted(found.items())) if file else ""
+    return digest(sorted(found.items()))
 
 
 @cache
@@ -79,6 +83,9 @@ def parsed(source: bytes) -> tuple[str, set[str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:  # of utils, or of utils.mpi
             names |= {node.module.rpartition(".")[2], *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name.removeprefix("utils.") for alias in node.names
+                      if alias.name.startswith("utils.")}
     return digest(shape(tree)), names
 
 

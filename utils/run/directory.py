@@ -17,7 +17,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.roles import ROUNDING, WATCH
 from utils.run import checkpoint
-from utils.run.code import code, file_of, module_of, origin
+from utils.run.code import code, file_of, module_of, origin, parsed
 from utils.run.launch import cores
 from utils.command import as_text, flag
 
@@ -99,10 +99,13 @@ def read_config(run_dir):
 
 def has_changed(config_class, run_dir) -> bool:
     """Return whether a run was made, or last resumed, with other code than today's."""
-    if not Path(run_dir, "config.json").exists():
+    file, kept = file_of(config_class), Path(run_dir, "algo.py")
+    if not file or not kept.exists():
         return False
-    known = read_config(run_dir).get("code")  # an older version may lack it
-    return bool(known) and known != code(file_of(config_class))
+    config = read_config(run_dir)
+    if "code" not in config:  # an older version made it
+        return parsed(kept.read_bytes())[0] != parsed(file.read_bytes())[0]
+    return config["code"] != code(file, config["settings"]["env"])
 
 
 def has_rows(run_dir):
@@ -150,7 +153,7 @@ def lock_and_empty(cfg, stack):
 
 def whose_code(cfg):
     """Return what has to be the same on all ranks."""
-    return code(file_of(type(cfg))), version("torch")
+    return code(file_of(type(cfg)), cfg.env), version("torch")
 
 
 def check_shared(cfg, root_code):
@@ -175,7 +178,7 @@ def write_config(cfg, step, initial):
         config["resumed"] = [*config.get("resumed", []), {"step": step} | now]
     else:
         config = {"algo": module.rpartition(".")[2], "module": module, **now, "init_from": initial}
-    config |= {"code": code(file_of(type(cfg))), "settings": plain_settings(cfg)}
+    config |= {"code": code(file_of(type(cfg)), cfg.env), "settings": plain_settings(cfg)}
     write_text(Path(cfg.run_dir, "config.json"), json.dumps(config, indent=2, default=str) + "\n")
     if file := file_of(type(cfg)):  # a kill before this leaves what config.json explains
         with atomic_write(kept) as copy:

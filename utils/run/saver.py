@@ -40,15 +40,15 @@ class Saver:
 
     def load(self) -> tuple[int, float]:
         """Continue with what `save` wrote. Return the step and the seconds of training."""
-        self.step, saved = checkpoint.load_resume(self.run_dir)
+        step, saved = checkpoint.load_resume(self.run_dir)
         checkpoint.load_into(self.agent.load_state_dict, saved["state"]["agent"], self.run_dir)
         for name, part in self.state.items():
             part.load_state_dict(saved["state"][name])
         set_random_state(saved, self.device)
         with suppress(UsageError):  # there is no best.pt, or it is damaged
             self.best = checkpoint.load_file(self.run_dir / "best.pt").get("best", -math.inf)
-        self.time = time.perf_counter()
-        return self.step, saved["seconds"]
+        self.step = step
+        return step, saved["seconds"]
 
     def due(self) -> bool:
         """Once a minute, or less often if a large replay buffer takes more than 1/20 of it."""
