@@ -86,6 +86,22 @@ class Run:
         if self.ended:
             self.say_how_to_go_on()
 
+    def say_what_runs(self, resumed):
+        """Print where the run is, how it is computed, and what a user might not expect."""
+        cfg = self.cfg
+        begins = f" from step {self.reported_step:,}" if resumed else ""
+        mpi.say(f"run: {cfg.run_dir}{begins}, {cfg.total_steps:,.0f} steps\n"
+                f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
+                f"{cfg.torch_threads}")
+        suits = {name: value for name, value in type(cfg).suited_to(cfg.env).items()
+                 if value != getattr(type(cfg), name) and name != "total_steps"}
+        if suits and not any(getattr(cfg, name) == suits[name] for name in suits):
+            mpi.say(f"settings: none that suits games; Config.for_env({cfg.env!r}) has them")
+        if self.reported_step < cfg.start_steps:
+            mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
+                "; steps take longer then" if cfg.start_steps < cfg.total_steps else
+                ", and this run ends before: it learns nothing"))
+
     def say_how_to_go_on(self):
         """Print how far the run has come, and the commands that show and continue it."""
         run, step, total = shlex.quote(self.cfg.run_dir), self.reported_step, self.cfg.total_steps
@@ -130,18 +146,7 @@ class Run:
             return self.reported_step
         if self.root:
             write_config(cfg, self.reported_step, initial)
-            begins = f" from step {self.reported_step:,}" if resumed else ""
-            mpi.say(f"run: {cfg.run_dir}{begins}, {cfg.total_steps:,.0f} steps\n"
-                    f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
-                    f"{cfg.torch_threads}")
-            suits = {name: value for name, value in type(cfg).suited_to(cfg.env).items()
-                     if value != getattr(type(cfg), name) and name != "total_steps"}
-            if suits and not any(getattr(cfg, name) == suits[name] for name in suits):
-                mpi.say(f"settings: none that suits games; Config.for_env({cfg.env!r}) has them")
-            if self.reported_step < cfg.start_steps:
-                mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
-                    "; steps take longer then" if cfg.start_steps < cfg.total_steps else
-                    ", and this run ends before: it learns nothing"))
+            self.say_what_runs(resumed)
             self.logger.open(cfg, self.reported_step, self.stack)
         self.reported = time.perf_counter()
         self.started = self.reported - seconds
