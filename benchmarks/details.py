@@ -32,10 +32,11 @@ def read_details(names: list[str]) -> list[dict]:
     """Return the details of these names, or all. KeyError: there is none of a name.
 
     algo, envs, plain    of the study: its file, tasks, and the detail that changes nothing, or ""
+    published            sources in anchors.csv to show beside it
     """
     found = {}
     for study in tomllib.loads(DETAILS.read_text(encoding="utf-8"))["study"]:
-        about = {name: study[name] for name in ("algo", "envs", "plain")}
+        about = {name: study.get(name, []) for name in ("algo", "envs", "plain", "published")}
         for each in study["detail"]:
             detail = {"edits": [], "set": [], "also": []} | each | about
             parts = [*(found[name] for name in detail["also"]), detail]  # those before it

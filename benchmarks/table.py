@@ -285,9 +285,9 @@ def caption(groups: dict[Key, list[dict]]) -> str:
              and not row["tried"].startswith(("speed:", "default", "stable-baselines3"))}
     return wrapped(f"*Mean return of the last tenth of training{every}. "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items())
-                   + f". We chose our settings on these tasks, out of {len(tried)} ([tried.csv]("
-                   "benchmarks/tried.csv)); stable-baselines3 has them too, as far as it knows "
-                   "them ([protocol](benchmarks/README.md#protocol))."
+                   + f". Our settings were chosen on these tasks, from {len(tried)} that we tried "
+                   "([tried.csv](benchmarks/tried.csv)); stable-baselines3 uses the same where it "
+                   "has them ([protocol](benchmarks/README.md#protocol))."
                    + told_older(sum(groups.values(), [])) + "*")
 
 
@@ -367,13 +367,13 @@ def bugs() -> str:
     algos = {row["bug"].partition("@")[2] or row["bug"].partition("-")[0] for row in rows}
     told = doctor.summary(read_lines(doctor.SCORES))
     return wrapped(
-        "We planted known bugs, trained each with at least five seeds beside the clean file, and "
-        f"asked about seeds that nothing was learned from (`python -m diagnose.doctor score`): "
+        "We planted known bugs, trained each with at least five seeds beside the file without it, "
+        "and tested on seeds that the program had not seen (`python -m diagnose.doctor score`). "
         f"{told}. A bug that costs little shows little, so the program names bugs even where "
         "nothing is out of the ordinary. On a task, or a number of steps, that it has not seen, it "
         "compares only what has no unit, such as `kl`, and means less.") + "\n\n" + wrapped(
         f"What do they cost? Of {len(rows)} planted bugs in {len(algos)} algorithms, {len(ended)} "
-        f"ended a run, {len(costly)} cost more than 40% of what the clean file gains, and for "
+        f"ended a run, {len(costly)} cost more than 40% of what healthy runs gain, and for "
         f"{len(free)} the interval contains 0: on their task they cost nothing that these seeds "
         "can show.")
 
@@ -389,16 +389,25 @@ def speeds() -> str:
 
 
 def detailed(algo: str, groups: dict[Key, list[dict]]) -> str:
-    """Return a table of the details of an algorithm that were trained, beside the file as it is."""
+    """Return what an algorithm ends at with each detail that was trained, as it is, and published.
+
+    The ratio is that of details.py: to our runs with the same seeds.
+    """
     found = [each for each in details.compared() if each[0]["algo"] == algo and each[2]]
-    envs = found[0][0]["envs"] if found else []
-    plain = {env: returns(groups[env, "plainrl", algo, ""], "ends at") for env in envs}
-    lines = [("-", "nothing", plain, (1.0, np.nan, np.nan))]
-    lines += [(f"`{detail['name']}`", detail["says"], ends, told) for detail, ends, told in found]
-    return plot.table([{
-        "detail": name, "what is changed": says, "seeds": str(len(ends[envs[0]])),
-        **{env: mean(np.array(ends[env])) for env in envs}, "ratio": plot.cell(told),
-    } for name, says, ends, told in lines]) if found else "None has been trained."
+    if not found:
+        return "None has been trained."
+    study, same = found[0][0], (1.0, np.nan, np.nan)
+    ours = {env: returns(groups[env, "plainrl", algo, ""], "ends at") for env in study["envs"]}
+    rows = [{"detail": name, "what is changed": says, "seeds": str(len(ends[study["envs"][0]]))}
+            | {env: mean(np.array(ends[env])) for env in ours} | {"ratio": plot.cell(told)}
+            for name, says, ends, told in [("none", "nothing", ours, same), *(
+                (f"`{detail['name']}`", detail["says"], *rest) for detail, *rest in found)]]
+    for source in study["published"]:
+        theirs = {env: value for env in ours for value, name, _ in
+                  plot.published(env, algo, 1e6, training=True) if name == source}
+        rows.append({"detail": "published", "what is changed": source, "seeds": "-"}
+                    | {env: plot.cell(theirs.get(env, np.nan)) for env in ours} | {"ratio": "-"})
+    return plot.table(rows)
 
 
 def symptoms() -> str:

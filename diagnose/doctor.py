@@ -243,11 +243,11 @@ def summary(told: list[dict]) -> str:
     chance_first, chance = (np.mean([min(1, places / count) for count in known])
                             for places in (1, 3))
     algos, tasks = ({row[name] for row in clean} for name in ("algo", "env"))
-    return (f"of {len(planted)} runs with one of {len({(x['algo'], x['bug']) for x in planted})} "
-            f"bugs, {first:.0%} had the right one first (guessing: {chance_first:.0%}) and "
-            f"{named:.0%} among the three (guessing: {chance:.0%}, since few bugs are known of a "
-            f"task); of {len(clean)} healthy runs of {len(algos)} algorithms on {len(tasks)} "
-            f"tasks, {alarms:.0%} were called unusual, but of the planted ones only {noticed:.0%}")
+    return (f"Of {len(planted)} runs with one of {len({(x['algo'], x['bug']) for x in planted})} "
+            f"bugs, it named the right bug first in {first:.0%} (guessing: {chance_first:.0%}), "
+            f"and among its three in {named:.0%} (guessing: {chance:.0%}, since few bugs are known "
+            f"of a task). It called {noticed:.0%} of these runs unusual, and {alarms:.0%} of "
+            f"{len(clean)} healthy runs of {len(algos)} algorithms on {len(tasks)} tasks")
 
 
 def renew(path: Path, found: list[dict]) -> list[dict]:

@@ -147,8 +147,10 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     assert [(row["detail"], row["env"], row["ends_at"]) for row in rows] == [
         ("raw-rewards", env, [40, 50, 60]) for env in envs]
     shown = table.detailed("ppo", suite.read(tmp_path / "results.jsonl")).splitlines()
-    assert [line.split("|")[1].strip() for line in shown[2:]] == ["-", "`raw-rewards`"]
-    assert "50.0" in shown[3] and "| 3 " in shown[3] and "trained" in table.detailed("td3", {})
+    assert [line.split("|")[1].strip() for line in shown[2:]] == [
+        "none", "`raw-rewards`", "published", "published"]
+    assert "50.0" in shown[3] and "| 3 " in shown[3] and "| 1669 " in shown[4]
+    assert "trained" in table.detailed("td3", {})
     told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
     middle, low, high = told.pop("raw-rewards")
     assert middle == pytest.approx(0.5) and 0.4 <= low < 0.5 < high <= 0.6

@@ -100,11 +100,11 @@ def test_other_seeds_are_scored(runs, learned, capsys):
     assert {(row["bug"], row["seed"], row["place"]) for row in told if row["bug"]} == {
         (bug.partition("+")[2], seed, 1) for bug in BUGS for seed in (4, 5)}
     assert doctor.summary(told) == (
-        "of 4 runs with one of 2 bugs, 100% had the right one first (guessing: 50%) and 100% among "
-        "the three (guessing: 100%, since few bugs are known of a task); of 2 healthy runs of 1 "
-        "algorithms on 1 tasks, 0% were called unusual, but of the planted ones only 100%")
+        "Of 4 runs with one of 2 bugs, it named the right bug first in 100% (guessing: 50%), and "
+        "among its three in 100% (guessing: 100%, since few bugs are known of a task). It called "
+        "100% of these runs unusual, and 0% of 2 healthy runs of 1 algorithms on 1 tasks")
     late = doctor.summary([row | {"place": 3 + row["seed"] % 2} for row in told])
-    assert "bugs, 0% had" in late and "and 50% among" in late
+    assert "first in 0%" in late and "three in 50%" in late
     told = [row | {"place": None, "unusual": 0.5 * (not row["bug"])} for row in told]
-    assert "0% had the right" in doctor.summary(told) and ", 100% were" in doctor.summary(told)
-    assert doctor.summary(told).endswith("the planted ones only 0%")
+    assert "three in 0%" in doctor.summary(told)
+    assert "called 0% of these runs unusual, and 100% of 2" in doctor.summary(told)
