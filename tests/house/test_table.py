@@ -219,9 +219,9 @@ def test_what_bugs_cost_is_counted(monkeypatch):
     monkeypatch.setattr(table, "read_lines", lambda path: rows)
     monkeypatch.setattr(table.doctor, "summary", lambda told: "it is right")
     assert " ".join(table.bugs().split()).endswith(
-        "Of 4 planted bugs in 3 algorithms, 1 ended a run, 2 cost more than 40% of what "
-        "healthy runs gain, and for 1 the interval contains 0: on their task they cost nothing that "
-        "these seeds can show.")
+        "Of 4 planted bugs in 3 algorithms, 1 ended a run, 2 cost more than 40% of what healthy "
+        "runs gain, and for 1 the interval contains 0: on their task they cost nothing that these "
+        "seeds can show.")
 
 
 def numbers(text):
