@@ -44,7 +44,7 @@ MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2
 OF_UTILS = {"mpi": "mpi a2c", "optim": "optim mpi a2c contract",
             "stats": "mpi a2c saving onpolicy ddpg contract run",
             "nets": "envs onpolicy dqn", "atari": "envs", "buffers": "buffers envs",
-            "evaluate": "mpi run saving"}
+            "seeds": "mpi run saving"}
 
 
 def tests_of(module):
