@@ -120,7 +120,7 @@ def sweep(out: Path, folder: str, algos: list[str], envs: list[str], settings: I
     status = process.wait()
     signal.signal(signal.SIGTERM, before)
     if status not in (0, 1):                # it was stopped, or refuses
-        sys.exit(abs(status))
+        sys.exit(status if status > 0 else 128 - status)
     return status
 
 

@@ -56,6 +56,14 @@ def test_what_an_environment_draws_by_global_generators_goes_on(capsys):
     assert "run: run from step 100" in capsys.readouterr().out
 
 
+def test_a_resumed_run_that_fails_names_its_checkpoint():
+    with start(Config()) as log:
+        log.advance(100)
+    with pytest.raises(Stop) as caught, start(Config(resume=True)):
+        raise Stop
+    assert "the checkpoint of step 100 in run stays" in caught.value.__notes__[0]
+
+
 def test_when_it_saves():
     with start(Config(total_steps=1e6)) as log:
         assert saved("run")[0] == 0                                 # --resume works at once

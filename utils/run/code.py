@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 UTILS = Path(__file__).resolve().parents[1]
-# What learning is computed with, as far as an algorithm imports it. Where seeds.py, env_ids.py or,
-# in utils/run/, the default of start_steps or --init-from change, published rows are asked again.
+# What learning is computed with, as far as an algorithm imports it. If seeds.py or env_ids.py
+# changes, or in utils/run/ the default of start_steps or --init-from, ask all published rows again.
 ARITHMETIC = "mpi stats optim nets envs".split()  # what all files share of it
 HELPERS = {*ARITHMETIC, *"atari buffers demos goals policy spaces wrappers".split()}
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
