@@ -32,9 +32,9 @@ ARRAYS = (*PER_STEP, "ret", "env", "env_kwargs")
 
 @dataclass(frozen=True)
 class Demos:
-    """Pairs that an expert showed. Images are uint8, discrete actions int64, all else float32."""
+    """Pairs that an expert showed. Discrete actions are int64, others float32."""
 
-    obs: torch.Tensor  # raw, [n, ...]
+    obs: torch.Tensor  # raw, as recorded, [n, ...]
     act: torch.Tensor  # as `env.step` takes them, [n, ...]
 
     def to(self, device: torch.device) -> "Demos":
@@ -87,8 +87,7 @@ def load_demos(cfg, envs: gym.vector.VectorEnv) -> Demos:
     mpi.say(f"demonstrations: {len(rows):,} pairs{part} from {wanted} episodes of {arrays['env']} "
             f"with mean return {arrays['ret'][:wanted].mean():.1f}")
     obs, act = (torch.from_numpy(arrays[name][rows]) for name in ("obs", "act"))
-    return Demos(obs if obs.dtype == torch.uint8 else obs.float(),
-                 act.float() if act.is_floating_point() else act.long())
+    return Demos(obs, act.float() if act.is_floating_point() else act.long())
 
 
 def read_demos(file: str) -> dict[str, np.ndarray]:

@@ -14,13 +14,13 @@ from utils.envs import make_envs
 
 
 class Echo(gym.Env):
-    """Observes (1, 2) or, after its first step, (3, 4). Pays 20 times the action.
+    """Observes (1, 2) or, after its first step, (3, 4), plus `start`. Pays 20 times the action.
 
     Environment 0 has episodes of one step, environment 1 of five.
     """
 
-    observation_space, action_space = Box(-np.inf, np.inf, (2,)), Box(-1, 1, (1,))
-    made = []
+    observation_space, action_space = Box(-np.inf, np.inf, (2,), float), Box(-1, 1, (1,))
+    made, start = [], 0
 
     def __init__(self):
         self.length, self.acts = 1 + 4 * (len(self.made) % 2), []
@@ -29,13 +29,13 @@ class Echo(gym.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
-        return np.float32([1, 2]), {}
+        return np.array([1.0, 2]) + self.start, {}
 
     def step(self, act):
         self.acts.append(float(act[0]))
         self.time += 1
         ended = self.time == self.length
-        return np.float32([3, 4]), 20 * self.acts[-1], ended, False, {}
+        return np.array([3.0, 4]) + self.start, 20 * self.acts[-1], ended, False, {}
 
 
 gym.register("Echo-v0", f"{__name__}:Echo")
@@ -120,6 +120,13 @@ def test_statistics_are_fixed_in_an_iteration_and_then_include_all_of_it(monkeyp
     agent = ars.train(config())
     assert counts == [count for count in (0, 10, 20, 30) for _ in range(5)]
     assert agent.obs_stats.count == 40
+
+
+def test_statistics_tell_apart_what_float32_cannot(monkeypatch):
+    monkeypatch.setattr(Echo, "start", 1.7e9)
+    agent, envs = make_agent()
+    ars.collect(agent, envs, torch.zeros(2, 3))
+    close(agent.obs_stats.var, vec(0.96, 0.96).double())        # four of ten rows are 2 higher
 
 
 def test_the_normalised_observation_times_the_matrix_is_clipped():
