@@ -42,14 +42,14 @@ def test_statistics_are_those_of_numpy(log):
 def test_episodes(log):
     log.advance(100, (0, 3, 5.0, 9), (24, 1, 1.5, 4), (0, 0, 3.0, 5))
     log.advance(100)
-    log.advance(100, (22, 0, 2.0, 1))
+    log.advance(100, (22, 0, 2.0, 1), (26, 1, 0.0, 1))      # as of a rank that takes more steps
     assert [[row[name] for name in ("step", "env", "ep_ret", "ep_len")]
             for row in rows(name="episodes.csv")] == [
         ["4", "1", "1.5", "4"], ["100", "0", "3.0", "5"], ["100", "3", "5.0", "9"],
-        ["212", "0", "2.0", "1"]]
+        ["201", "1", "0.0", "1"], ["212", "0", "2.0", "1"]]
     first, none, last = rows()
     assert first["ep_ret_mean"] == repr(9.5 / 3) and first["ep_len_max"] == "9.0"
-    assert none["ep_ret_mean"] == none["ep_len_std"] == "" and last["ep_ret_std"] == "0.0"
+    assert none["ep_ret_mean"] == none["ep_len_std"] == "" and last["ep_ret_std"] == "1.0"
 
 
 def test_success_of_episodes_that_tell_it(log, capsys):

@@ -359,7 +359,7 @@ def test_two_ranks():
     assert (first["b"], first["c"], second["c"]) == ("0.5", "7.0", "")
     ends = [[row[name] for name in ("step", "env", "ep_ret")]
             for row in rows("numbers", "episodes.csv")]
-    assert ends == [["8", "3", "6.0"], ["12", "1", "5.0"], ["104", "2", "1.0"]]
+    assert ends == [["8", "6", "6.0"], ["12", "1", "5.0"], ["104", "5", "1.0"]]
     assert checkpoint.resume_folders("numbers").keys() == {300}
     assert len(rows("nan")) == 1 and checkpoint.resume_folders("nan").keys() == {100}
 

@@ -175,9 +175,9 @@ class Run:
         if self.cfg.eval_every and self.passes(self.cfg.eval_every, step) and self.root:
             self.evaluate()
         self.store(**metrics)
-        num_envs = self.cfg.num_envs
-        first_env = mpi.rank() * mpi.share(num_envs)
-        ended = [(step - ago * num_envs, first_env + env, *end)
+        first_env, first = mpi.rank() * envs.num_envs, self.reported_step + 1
+        # In ARS, ranks take different numbers of steps, so there the step is only about right.
+        ended = [(max(first, step - ago * self.cfg.num_envs), first_env + env, *end)
                  for ago, env, *end in envs.pop_episodes()]
         for _, _, ep_ret, ep_len, *success in ended:
             self.store(ep_ret=[ep_ret], ep_len=[ep_len])
