@@ -29,10 +29,10 @@ from utils.errors import UsageError
 def program(*stopped):
     """Around the body of a program: bad input becomes one message, and each end a status.
 
-    2 after a UsageError, 130 after Ctrl-C, and that of `Stopped` (run/signals.py). If one rank of
-    several ends so, all do. After Ctrl-C, the message ends with the exception's notes or, without
-    any, with `stopped`. SIGTERM, where nobody else handles it, ends a single process in order: its
-    temporary files go.
+    2 after a UsageError or MemoryError, 130 after Ctrl-C, and that of `Stopped` (run/signals.py).
+    If one rank of several ends so, all do. After Ctrl-C, the message ends with the exception's
+    notes or, without any, with `stopped`. SIGTERM, where nobody else handles it, ends a single
+    process in order: its temporary files go.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     if mpi.size() == 1:
@@ -41,6 +41,8 @@ def program(*stopped):
         yield
     except UsageError as error:
         leave("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), 2)
+    except MemoryError as error:  # as under `ulimit -v`
+        leave(f"error: {error}; a smaller --buffer-size, or fewer --num-envs, needs less memory", 2)
     except KeyboardInterrupt as stop:
         if hasattr(stop, "status"):
             sys.exit(stop.status)

@@ -32,10 +32,11 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
                              "goals; hindsight needs a compute_reward that returns the rewards of "
                              "the wrapped environment: define it in the wrapper")
         env = env.env
-    for name in "compute_reward", "compute_terminated":
+    for name, advice in ("compute_reward", ""), (
+            "compute_terminated", ": where a goal ends no episode, it returns False"):
         if not hasattr(env, name):
             raise UsageError(f"{wrong}which has no {name}(achieved_goal, desired_goal, info); "
-                             "hindsight needs it, perhaps from a wrapper (docs/howto.md)")
+                             f"hindsight needs it, perhaps from a wrapper (docs/howto.md){advice}")
     goals = np.stack([env.observation_space["desired_goal"].sample() for _ in range(2)])
     with contextlib.suppress(AttributeError):  # perhaps of what the first reset makes
         env.compute_terminated(goals[0], goals[1], NO_INFO)
