@@ -86,7 +86,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_atoms: int = 51  # n, atoms (21 to 101)
     v_min: Real = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: Real = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
-    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
@@ -187,9 +187,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     the buffer, while Q should tell what today's policy reaches. No weight corrects
     this: worse actions pull Q down until the buffer forgets them.
 
-    `kl` is the divergence of p from m: the cross-entropy without the entropy of m,
-    which no p can lower. It decides the priorities, so that a sample is replayed as
-    long as p can learn from it, not because its return is random.
+    `kl` is KL(m || p): the cross-entropy without the entropy of m, which no p can
+    lower. It decides the priorities, so that a sample is replayed as long as p can
+    learn from it, not because its return is random.
     """
     with torch.no_grad():  # the critic moves towards the target, not vice versa
         next_act = mean_of(agent.critic(batch.next_obs), agent.atoms).argmax(-1)  # a'
@@ -317,7 +317,8 @@ class Agent(Policy):  # which adds predict(obs)
         if not torch.equal(atoms.to(self.atoms), self.atoms):
             raise UsageError(f"--init-from: its weights need --num-atoms {len(atoms)} "
                              f"--v-min {atoms[0]:g} --v-max {atoms[-1]:g}")
-        super().adopt(state)
+        sigmas = {name: x for name, x in self.state_dict().items() if "sigma" in name}
+        super().adopt(state | sigmas)  # those of sigma_init, so that it explores anew
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
