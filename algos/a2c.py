@@ -76,7 +76,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum

@@ -17,9 +17,9 @@ and pi's steps away from its own running average. An iteration of `train`:
       polyak_update          move the average policy
     update_stats           running statistics that normalise observations and rewards
 
-Departures from the paper. There, g, k and z (see `acer_loss`) are gradients in
-the probabilities, so our max_slope does not compare with its delta. The number of
-replays is fixed, not drawn from a Poisson distribution. Actions are discrete.
+Departures, besides those of a2c.py. In the paper, g, k and z (see `acer_loss`) are
+gradients in the probabilities, so our max_slope does not compare with its delta. The
+number of replays is fixed, not drawn from a Poisson distribution. Actions are discrete.
 
 Healthy values. On CartPole `projected` is 0 to 0.03, `kl_avg` below 0.3,
 `replayed_explained_variance` 0.2 to 0.9 and `replayed_ratio` 0.99 to 1.01 (far from 1,
@@ -88,7 +88,7 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     vf_coef: float = 0.5  # weight of the loss of Q (0.1 to 1)
     ent_coef: float = 0.01  # weight of the entropy bonus (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise

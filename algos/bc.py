@@ -71,7 +71,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     check_every: int = 100  # gradient steps between checks of the held-out loss
     batch_size: int = 128  # B, pairs per gradient step (32 to 512)
     lr: Positive = 1e-3  # Adam's learning rate, constant (1e-4 to 1e-3)
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 

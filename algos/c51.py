@@ -85,7 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_atoms: int = 51  # n, atoms (21 to 101)
     v_min: Real = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: Real = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
-    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,

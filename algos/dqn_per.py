@@ -18,9 +18,9 @@ One step of `train`:
     (rate)      new p for this batch, from the errors that critic_loss saw
     (copy)      once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
-rate by four; here it is halved, and copies come twice as often. In our runs PER was not
-clearly better than DQN (benchmarks/README.md).
+Departures from the paper, besides those of dqn.py. Errors are not clipped to [-1, 1].
+Its learning rate is DQN's by four; ours for CartPole is half of DQN's, with twice as
+many copies, and for games DQN's. In our runs PER was not clearly better than DQN.
 
 Healthy values. On CartPole `q` overshoots and ends between 95 and 110. `q_loss` ends
 below 0.2: `weight`, near 0.15 in the end, is lowest where errors are large.
@@ -84,7 +84,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     huber_delta: Positive = 100.0  # d, the error beyond which L is linear (1 to 100)
     omega: Fraction = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
     beta_start: Fraction = 0.4  # initial exponent of the weights w (0.4 to 1)
-    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,

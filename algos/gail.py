@@ -13,7 +13,7 @@ An iteration of `train`:
     collect              act for T steps in N parallel environments
     update_disc          for each random minibatch:
       disc_loss            one Adam step of D on it and on as many pairs of the expert
-      imitation_reward     replaces all rewards of the rollout, by the new D
+    imitation_reward     replace all rewards of the rollout, by the new D
     update               `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch

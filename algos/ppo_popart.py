@@ -21,7 +21,7 @@ step. Only the first change moves V.
 
 Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.07 and `clip_frac`
 from 0.1 to 0.55 in nine of ten updates. Towards the end of a run, both fall to 0.
-`v_loss` is mostly below 1, but may reach 1 / popart_beta when returns jump.
+`v_loss` is mostly below 1, but may pass 1 / popart_beta when returns jump.
 
 Run   python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
 Diff  diff algos/ppo.py algos/ppo_popart.py
@@ -79,7 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     popart_beta: Fraction = 0.1  # least weight of a new rollout in loc and scale
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     std_init: Positive = 0.6  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     norm_adv: bool = True  # normalise advantages within each minibatch

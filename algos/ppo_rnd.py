@@ -18,9 +18,9 @@ An iteration of `train`:
     update_predictor     one Adam step of the predictor for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures. Those of ppo.py. The first rollout stands for the paper's random steps. The
-predictor has its own optimizer and sees each s' once, with all its frames. In the paper
-it shares PPO's, and learns from a quarter of each minibatch and the last frame alone.
+Departures, besides those of ppo.py. gamma is 0.99 (paper: 0.999). The first rollout is
+for the paper's random steps. The predictor has one layer more than f (two), its own
+optimizer and all frames of each s', once; there, a quarter of all s', the last frame.
 
 Healthy values. `pred_loss` falls, and rises when new places are found: on Rooms-v0
 from 0.8 to 0.2, and to 0.3 before the first reward.
@@ -86,7 +86,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     std_init: Positive = 0.6  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum

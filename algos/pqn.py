@@ -17,8 +17,8 @@ iteration of `train`:
       compute_targets    lambda-returns G, with the current Q
       pqn_loss           `epochs` times one Adam step for each random minibatch
 
-Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
-encoder; the paper has one after each convolution. A time limit is not taken for an end.
+Departures from the paper. Adam replaces RAdam. One LayerNorm follows an image's encoder
+(none in a Dict; the paper: after each layer). A time limit is not taken for an end.
 
 Healthy values. On CartPole `q` rises to 90 to 100. A discounted return is at most
 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges.
@@ -75,7 +75,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_end: Fraction = 0.05  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 50_000  # environment steps in which eps falls from 1 to eps_end
     max_grad_norm: float = 10.0  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 

@@ -81,7 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_end: Fraction = 0.04  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
     num_quantiles: int = 25  # n, quantiles (10 to 200)
-    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,

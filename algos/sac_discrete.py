@@ -79,7 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is H_0
     target_entropy_ratio: float = 0.2  # H_0 / log k, below 1 (0.2 to 0.9; paper: 0.98)
-    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,

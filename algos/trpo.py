@@ -20,8 +20,8 @@ An iteration of `train`:
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Departures. GAE, damping, tanh, 2,048 samples (paper: 50,000+), `step_fraction` (ours);
-kl_limit is max_kl times an action's dimensions; new running statistics move pi further.
+Departures. GAE, tanh, orthogonal weights, running statistics (which move pi further),
+damping, 2,048 samples (paper: 50,000+). Ours: `step_fraction`; max_kl is per dimension.
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -85,7 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
@@ -382,7 +382,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         if has_images(obs_space):  # one each, so that the critic's steps leave pi alone
-            # In float32, because bfloat16's rounding alone has a KL of up to 0.002.
+            # No bfloat16, because its rounding alone has a KL of up to 0.002.
             self.actor = nn.Sequential(make_encoder(obs_space), *self.actor)
             self.critic = nn.Sequential(make_encoder(obs_space), *self.critic)
         for layer in self.modules():

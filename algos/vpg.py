@@ -78,7 +78,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     lam: Fraction = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
     std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum

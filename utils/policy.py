@@ -39,8 +39,8 @@ class Policy(nn.Module):
     def adopt(self, state: dict[str, Tensor]) -> None:
         """Load the state dict of a run of another task, for --init-from.
 
-        The bounds of actions, `low` and `high`, stay those of this task. Running statistics are
-        the other's until their first update replaces them.
+        The bounds of actions, `low` and `high`, stay those of this task. RunningStats are the
+        other's until their first update replaces them.
         """
         own = self.state_dict()
         self.load_state_dict(state | {name: own[name] for name in ("low", "high") if name in own})
