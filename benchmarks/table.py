@@ -223,8 +223,8 @@ def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
     """Return a table with new cells in the columns `minutes` and `ends at`.
 
     Each row with a command gets its results. `ends at` is a mean over seeds, of eval where training
-    has no episodes; a star marks fewer than FEW, and older commits follow. "$OLD" stands for the
-    page's OLD='...'.
+    has no episodes, with their number behind it, and a dagger if older code made them. "$OLD"
+    stands for the page's OLD='...'.
     """
     lines, values = text.strip().splitlines(), dict(re.findall(r"^(\w+)='(.*)'$", page, re.M))
     columns = lines[0].split("|")
@@ -239,8 +239,7 @@ def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
             alike = [run for run in found if ("--bf16" in words) == bool(
                 (run["changed"] | run.get("backend", {})).get("bf16"))]
             new = {"minutes": minutes(alike), "ends at": (
-                plot.cell(end) + "*" * (0 < len(found) < plot.FEW)
-                + f", {older(found)}" * bool(older(found)))}
+                plot.cell(end) + f" ({len(found)})" * bool(found) + "†" * bool(older(found)))}
             cells = [column.replace(name, new[name]) if (name := column.strip()) in new else cell
                      for column, cell in zip(columns, line.split("|"), strict=True)]
             lines[at] = "|".join(cells).rstrip()
@@ -273,22 +272,17 @@ def by_flag(words: list[str]) -> dict[str, object]:
 # ---- Sentences
 
 def caption(groups: dict[Key, list[dict]]) -> str:
-    """Return what the runs of a figure end at, for each environment and line."""
-    told, seeds = defaultdict(list), {len(results) for results in groups.values()}
-    for (env, library, algo, _), results in groups.items():
-        values = returns(results, "ends at")
-        told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
-                         f"{values.mean():.0f}" + f" ({len(values)} seeds)" * (len(seeds) > 1))
-    every = f", {max(seeds)} seeds each" * (len(seeds) == 1)
+    """Return what a figure of runs beside a peer's shows, and on what terms."""
+    seeds = " or ".join(map(str, sorted({len(results) for results in groups.values()})))
     tried = {row["tried"] for row in read_table(HERE, "tried.csv")
              if any(row["algorithm"] == key[2] and row["environment"] == key[0] for key in groups)
              and not row["tried"].startswith(("speed:", "default", "stable-baselines3"))}
-    return wrapped(f"*Mean return of the last tenth of training{every}. "
-                   + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items())
-                   + f". Our settings were chosen on these tasks, from {len(tried)} that we tried "
-                   "([tried.csv](benchmarks/tried.csv)); stable-baselines3 uses the same where it "
-                   "has them ([protocol](benchmarks/README.md#protocol))."
-                   + told_older(sum(groups.values(), [])) + "*")
+    return wrapped(
+        f"*{seeds} seeds each; band: standard deviation. Our settings were chosen on these tasks, "
+        f"from {len(tried)} that we [tried](benchmarks/tried.csv); stable-baselines3 uses [the "
+        "same](benchmarks/README.md#protocol) where it has them. [What PPO does otherwise than "
+        "OpenAI Baselines'](docs/howto.md#ppo-as-others-have-it)."
+        + told_older(sum(groups.values(), [])) + "*")
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -296,7 +290,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def wins(groups: dict[Key, list[dict]]) -> str:
-    """Return how often ours ends clearly above or below a peer, and where."""
+    """Return where ours ends clearly above or below a peer, and where the means say so."""
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
     names = " and ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
@@ -308,19 +302,22 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     where = defaultdict(list)
     for pair in fair:
         (run, *_), both = pair[0], [returns(side, "ends at") for side in pair]
-        where[won(*both)].append(
-            f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
-    better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
+        sign = won(*both)
+        where[sign].append(f"{run['algo']} on {run['env']}"
+                           + f", by {plot.cell(difference(*both))}" * bool(sign))
+    better, equal, worse = ("; ".join(where[sign]) or "none" for sign in (1, 0, -1))
     above = defaultdict(list)
     for mine, peer in pairs:
         if returns(peer, "ends at").mean() > returns(mine, "ends at").mean():
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
-    return wrapped(
-        f"{told}In {len(fair)}, both have {plot.ENOUGH} seeds or more: by Welch's 95% interval, "
-        f"ours end higher in {better}; lower in {worse}. Of all "
-        f"{len(pairs)}, the peer's mean is above ours in {sum(map(len, above.values()))}: {named}."
-        + told_older(sum((results for results, _ in fair), [])), "  ")
+    return "\n".join(wrapped(line, "  ") for line in (
+        f"- Of {len(pairs)} rows beside {names}, {len(fair)} have {plot.ENOUGH} seeds or more on "
+        f"both sides. Ours higher (Welch's 95% interval): {better}. Lower: {worse}. Undecided: "
+        f"{equal}.",
+        f"- The peer's mean is above ours in {sum(map(len, above.values()))} of {len(pairs)}: "
+        f"{named}."
+        + told_older(sum((results for results, _ in fair), []))))
 
 
 def takes() -> str:

@@ -103,7 +103,7 @@ def index() -> str:
                     for title, name, rest in tutorials())
     measured = bool(atlas.rows())
     bugs = (' The <a href="atlas.html">atlas</a> shows what silent bugs cost.' if measured else "")
-    commands = re.findall(r"^```sh\n(.+?)\n```", (ROOT / "README.md").read_text("utf-8"), re.M)
+    commands = re.findall(r"^```sh\n(.+)$", (ROOT / "README.md").read_text("utf-8"), re.M)
     return f"""# plainrl
 
 {page.raw(f'''<p class="lead">Deep reinforcement learning algorithms that you can read end to end.

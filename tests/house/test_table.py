@@ -69,13 +69,14 @@ def test_a_clear_win_takes_five_seeds_and_an_interval_without_0(theirs, clear):
     assert row["ends at"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
     where = {True: r"ppo on Hopper-v4, by -?\d+\.\d \[.*\]", False: "none"}
-    said = (f"ours end higher in {where[clear == 'ours']}; lower in {where[clear == 'theirs']}[.]"
-            if len(theirs) == 5 else
+    equal = "none" if clear else "ppo on Hopper-v4"
+    said = (rf"interval\): {where[clear == 'ours']}[.] Lower: {where[clear == 'theirs']}[.] "
+            f"Undecided: {equal}[.]" if len(theirs) == 5 else
             "of our rows. To say who is better would take 5 seeds of each.")
     told = " ".join(table.wins(found).split())
     assert re.search(said, told)
-    above = "1: Hopper-v4 (ppo)." if clear == "theirs" else "0: none."
-    assert len(theirs) < 5 or f"Of all 1, the peer's mean is above ours in {above}" in told
+    above = "1 of 1: Hopper-v4 (ppo)." if clear == "theirs" else "0 of 1: none."
+    assert len(theirs) < 5 or f"The peer's mean is above ours in {above}" in told
 
 
 def test_a_run_ends_at_its_last_tenth_and_at_evaluations_only_without_any_episode():
@@ -122,7 +123,7 @@ def test_every_kind_names_older_commits(monkeypatch):
         for kind in ("beside *", "evals *", "settings *", "runs", "caption x.svg", "verdict",
                      "x.svg *"):
             text = table.rewrite(page.format(kind) + "\n<!-- end -->", found, save=False)
-            named = "10123456 30123456 40123456" in " ".join(text.split())
+            named = "10123456 30123456 40123456" in " ".join(text.split()) or "(3)†" in text
             assert named == (not agrees), kind
 
 
@@ -177,7 +178,7 @@ def test_a_typed_command_gets_the_results_of_its_settings():
                      f"{start} --gamma .9 --lr 1e-3`|old|old", f"{start}`||"])
     text = table.rewrite(f"<!-- made: runs -->\n{old}\n<!-- end -->", found)
     assert text.splitlines()[3:6] == [
-        "**a group** |||", f"{start} --gamma .9 --lr 1e-3`|1.0| 2.00*, 10123456 20123456-dirty",
+        "**a group** |||", f"{start} --gamma .9 --lr 1e-3`|1.0| 2.00 (2)†",
         f"{start}`|-| -"]
 
 
@@ -188,18 +189,18 @@ def test_a_command_on_a_game_names_the_rules_by_a_variable(monkeypatch):
         run["settings"] = run["changed"]
     old = json.dumps({name: x for name, x in OLD.items() if name != "num_threads"})
     text = f"OLD='{old}'\n<!-- made: runs -->\n|command|minutes|ends at|\n|-|-|-|\n"
-    for flags, ends in {' --env-kwargs "$OLD" --bf16': "60|21.0*",
-                        ' --env-kwargs "$OLD" --run-dir runs/mine': "120|21.0*",
-                        "": "180|24.0*", " --no-anneal-lr": "-|-"}.items():
+    for flags, ends in {' --env-kwargs "$OLD" --bf16': "60|21.0 (2)",
+                        ' --env-kwargs "$OLD" --run-dir runs/mine': "120|21.0 (2)",
+                        "": "180|24.0 (1)", " --no-anneal-lr": "-|-"}.items():
         start = f"|`python -m algos.ppo --env ALE/Breakout-v5{flags}`|"
         page = table.rewrite(f"{text}{start}||\n<!-- end -->", found)
         assert f"{start}{ends}|" in page.splitlines()
 
 
-def test_a_caption_says_what_the_lines_of_its_figure_end_at():
+def test_a_caption_says_how_many_seeds_its_figure_has_and_of_which_code():
     found = groups(result(1, 10.0), result(3, 30.0), result(1, 5.0, library="sb3"))
     said = table.caption(found).replace("\n", " ")
-    assert "Hopper-v4: ppo here 20 (2 seeds), sb3 5 (1 seeds)" in said
+    assert said.startswith("*1 or 2 seeds each; ")
     assert said.endswith("Runs of older commits: 10123456 30123456.*")
     assert table.drawn("mujoco.svg") == ["*ppo/HalfCheetah-v4/", "*ppo/Hopper-v4/",
                                          "*ppo/Walker2d-v4/"]
@@ -247,7 +248,8 @@ def test_pages_say_what_the_results_say_and_of_which_code(page, monkeypatch):
             again = table.made(order, old, text, found, table.HERE, save=False)
             assert numbers(old) == numbers(again), order
         for row in shown:
-            assert "library" in row or suite.verdict(row) or row["git_commit"][:8] in old
+            assert ("library" in row or suite.verdict(row) or row["git_commit"][:8] in old
+                    or order == "runs" and "†" in old)
 
 
 def test_a_row_has_each_seed_once():
