@@ -49,7 +49,7 @@ def load_agent(run, best: bool = False):
 def build_agent(run, module, cfg, policy: dict):
     """Return the Agent of a run of which `read_run` has returned the rest: see `load_agent`."""
     if has_changed(module.Config, run):
-        warnings.warn(f"{module.__name__}, or what it imports of utils/, has changed since {run} "
+        warnings.warn(f"{module.__name__}, or a module that it imports, has changed since {run} "
                       "was made, so the policy may act differently; the run has its algo.py, and "
                       "its config.json names the commit", stacklevel=3)
     if policy.get("spaces"):

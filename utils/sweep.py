@@ -98,7 +98,7 @@ def plan(sweep: Sweep) -> list[Job]:
                 other.append(run_dir)
     if other and not sweep.any_code:
         raise UsageError(f"{len(other)} of these runs are of code that has changed since (the "
-                         f"algorithm, or what it imports of utils/), such as {other[0]}; to train "
+                         f"algorithm, or modules that it imports), such as {other[0]}; to train "
                          "anew, delete them or give another --out; to keep them and resume "
                          "unfinished ones, give --any-code")
     part, _, parts = sweep.shard.partition("/")
@@ -142,7 +142,7 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
     """Do a job, write and print its result, and return "" or a line on what went wrong."""
     if code(job.file, job.env) != job.code:
-        return (f"{job.run_dir}: not started, since {job.file.name}, or what it imports of utils/, "
+        return (f"{job.run_dir}: not started, since {job.file.name}, or a module that it imports, "
                 "has changed during this sweep")
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)

@@ -105,12 +105,13 @@ def test_a_number_is_compared_relative_to_its_column():
         assert agree.difference(old, old | {"ret": other}) == (1.0, "ret")
 
 
-FILES = {"algos/a.py": "import utils.stats\nfrom utils import mpi\nfrom utils.envs import make\n"
+FILES = {"algos/a.py": "import utils.stats\nfrom utils import mine, mpi\nfrom utils.envs import make\n"
                        "rate = 1",
          "algos/b.py": "from utils.film import draw", "utils/mpi.py": "import numpy",
          "utils/envs.py": "def make():\n    from utils.wrappers import wrap",
          "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs",
-         "utils/goals.py": "x = 1", "utils/stats.py": "x = 1", "tasks.py": "length = 1"}
+         "utils/goals.py": "x = 1", "utils/stats.py": "x = 1", "tasks.py": "length = 1",
+         "utils/mine.py": "import helper", "helper.py": "from algos import b"}
 ROWS = {"a": ("a", "Toy-v0"), "b": ("b", "Toy-v0"), "t": ("b", "tasks:Toy-v0")}
 
 
@@ -118,7 +119,8 @@ ROWS = {"a": ("a", "Toy-v0"), "b": ("b", "Toy-v0"), "t": ("b", "tasks:Toy-v0")}
     ("algos/a.py", FILES["algos/a.py"] + "  # a comment\n", ""),
     ("utils/wrappers.py", "'''Another.'''", ""), ("utils/film.py", "import os", ""),
     ("algos/a.py", FILES["algos/a.py"] + "0", "a"), ("utils/mpi.py", "import numpy as np", "a"),
-    ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "bt"),
+    ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "abt"),
+    ("utils/mine.py", "import helper as h", "a"), ("helper.py", "import algos.b", "a"),
     ("utils/stats.py", "x = 2", "a"), ("utils/mpi.py", "half written = (", "a"),
     ("utils/goals.py", "x = 2", ""), ("tasks.py", "length = 2", "t")])
 def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed):

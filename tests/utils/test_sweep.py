@@ -87,7 +87,7 @@ def test_runs_of_code_that_has_changed_are_neither_skipped_nor_mixed():
     Path(kept, "config.json").write_text("damaged")
     assert folders() == [run]                                   # it alone will not start
     job = sweep.Job(kept, 1, [], ENV, Path(ppo.__file__), "another program")
-    assert "not started, since ppo.py, or what it imports" in sweep.run(job, 0, set())
+    assert "not started, since ppo.py, or a module" in sweep.run(job, 0, set())
 
 
 def test_two_values_make_two_folders():

@@ -13,10 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 UTILS = Path(__file__).resolve().parents[1]
-# What learning is computed with, as far as an algorithm imports it. If seeds.py or env_ids.py
-# changes, or in utils/run/ the default of start_steps or --init-from, ask all published rows again.
-ARITHMETIC = "mpi stats optim nets envs".split()  # what all files share of it
-HELPERS = {*ARITHMETIC, *"atari buffers demos goals policy spaces wrappers".split()}
+ARITHMETIC = "mpi stats optim nets envs".split()  # what learning is computed with in all files
+# In utils/, no code of theirs moves a number. (If seeds.py or env_ids.py changes, or in run/ the
+# default of start_steps or --init-from, ask all published rows again.)
+STAGE = set("command env_ids errors evaluate export files film load logger play results roles run "
+            "seeds sweep".split())
+HELPERS = {path.stem for path in UTILS.glob("[a-z]*.py")} - STAGE
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
 PARSER = threading.Lock()  # Python 3.11 raises SystemError if two threads parse at the same time
 
@@ -55,25 +57,36 @@ def origin() -> dict:
 def code(file: Path | None, env: str = "", utils: Path = UTILS) -> str:
     """Return a hash of the code that an algorithm learns with, without comments and docstrings.
 
-    That is its file, what of HELPERS it imports, directly or not, and tasks.py if `env` is one of
-    those. "" for a notebook.
+    That is its file, the module before the colon of `env`, and what these import, directly or not,
+    as far as it is a module beside `utils` or in the working directory, or in `utils` and not of
+    STAGE. "" for a notebook.
     """
     if not file:
         return ""
-    todo, found = [file], {}
-    todo += [utils.parent / "tasks.py"] if env.startswith("tasks:") else []
+    folders = [utils.parent, *[Path.cwd()] * (utils == UTILS)]
+    todo, found = [env.rpartition(":")[0], f"algos.{file.stem}"], {}
     while todo:
-        path = todo.pop()
-        name = f"algos/{file.name}" if path == file else path.relative_to(utils.parent).as_posix()
-        if name not in found and path.exists():
-            found[name], names = parsed(path.read_bytes())
-            todo += [utils / f"{name}.py" for name in names & HELPERS]
+        name = todo.pop()
+        path = find(name, folders) if found else file
+        key = name.replace(".", "/") + ".py"
+        if path and key not in found:
+            found[key], names = parsed(path.read_bytes())
+            todo += names
     return digest(sorted(found.items()))
+
+
+def find(module: str, folders: list[Path]) -> Path | None:
+    """Return the file of a module in one of these folders, if there is one and it is not STAGE."""
+    parts = module.split(".")
+    if not module or parts[0] == "utils" and STAGE & set(parts[1:2]):
+        return None
+    paths = (Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in folders)
+    return next(filter(Path.exists, paths), None)
 
 
 @cache
 def parsed(source: bytes) -> tuple[str, set[str]]:
-    """Return a hash of a program's syntax tree, and the names of the modules that it imports."""
+    """Return a hash of a program's syntax tree, and the names of what it imports, as a.b.c."""
     try:
         with PARSER:
             tree = ast.parse(source)
@@ -81,11 +94,10 @@ def parsed(source: bytes) -> tuple[str, set[str]]:
         return digest([source.hex()]), set()
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:  # of utils, or of utils.mpi
-            names |= {node.module.rpartition(".")[2], *(alias.name for alias in node.names)}
+        if isinstance(node, ast.ImportFrom) and node.module:  # of a package, perhaps a module
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            names |= {alias.name.removeprefix("utils.") for alias in node.names
-                      if alias.name.startswith("utils.")}
+            names |= {alias.name for alias in node.names}
     return digest(shape(tree)), names
 
 

@@ -173,7 +173,7 @@ def write_config(cfg, step, initial):
         config = read_config(cfg.run_dir)
         if has_changed(type(cfg), cfg.run_dir):
             old = kept.rename(kept.with_name(f"algo-until-{step}.py")).name
-            mpi.say(f"{module}, or what it imports of utils/, has changed since this run began; "
+            mpi.say(f"{module}, or a module that it imports, has changed since this run began; "
                     f"{old} is the old file")
         config["resumed"] = [*config.get("resumed", []), {"step": step} | now]
     else:
