@@ -59,7 +59,7 @@ class Plot:
     y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv; val finds val_mean
     smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # moving average: at most a tenth of a run
     rows: str = ""  # a setting, or algo; each of its values has its own panels
-    by: str = ""  # the one setting that tells lines apart, or algo; default: all that differ
+    by: str = ""  # the setting that tells lines apart; others get panels; default: all tell them
     aggregate: Literal["mean", "iqm"] = "mean"  # over seeds; iqm: interquartile mean
     compare: tuple[str, str] = ("", "")  # two lines of the table, such as my_ppo ppo
     anchors: bool = False  # tell published training returns after as many steps; draw them dotted
@@ -82,6 +82,7 @@ class RunData(NamedTuple):
     total_steps: float  # that the run was to make
     train: float        # NaN if too few training episodes ended late
     eval: float         # NaN if there is none
+    code: str = ""      # a hash of it, if the run has one
 
 
 def load(plot: Plot) -> list[RunData]:
@@ -133,13 +134,17 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     return RunData(folder, config["algo"], str(settings["env"]), int(settings["seed"]), settings,
                    axis(step[there]), value[there], float(axis(steps)), steps,
                    float(settings["total_steps"]),
-                   float(late.mean()) if len(late) >= END[0] else np.nan, final)
+                   float(late.mean()) if len(late) >= END[0] else np.nan, final,
+                   config.get("code", ""))
 
 
 # ---- Which seeds belong together
 
 def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[str, list[RunData]]]:
-    """Return {panel: {line: its seeds}}. Lines differ in `by`, or in all settings that differ."""
+    """Return {panel: {line: its seeds}}. Lines differ in `by`, or in all settings that differ.
+
+    With `by`, each value of another setting has its own panels: only seeds are averaged.
+    """
     known = {""}.union(*(run.settings for run in runs))
     for flag, name in (("--by", by), ("--rows", rows)):
         if name not in known:
@@ -153,6 +158,7 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[s
         apart = ({rows, "total_steps"} - {by} if uneven else {rows}) - {""}
         leave = (PLACE | ROUNDING | WATCH | apart) - {by}
         differ = differing(found, [run for run in runs if run.algo == algo], leave)
+        apart |= {*differ} - {by} if by else set()
         for run in found:
             named = [name for name in sorted(differ)
                      if name == by or not by and spell(run, name) != differ[name]]
@@ -163,6 +169,10 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[s
             if first is not run:
                 print(f"{run.path}: seed {run.seed} of {line} is also in {first.path}; skipped",
                       file=sys.stderr)
+    for panel, lines in groups.items():
+        for line, seeds in lines.items():
+            if len({run.code for run in seeds.values()}) > 1:
+                print(f"{panel}: the seeds of {line} are of different code", file=sys.stderr)
     return {panel: {line: near([*lines[line].values()]) for line in sorted(lines, key=natural)}
             for panel, lines in sorted(groups.items(), key=lambda item: natural(item[0]))}
 

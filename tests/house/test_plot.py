@@ -112,8 +112,10 @@ SHORT, LONG, LONGER = {"algo": "trpo"}, {"total_steps": 1050.0}, {"total_steps":
 @pytest.mark.parametrize("by, runs, lines", [
     ("", [{"lr": 1e-3, "torch_threads": 2}, {"lr": 1e-3}, {"lr": 3e-4}, {"lr": 3e-4}],
      ["ppo lr=0.0003", "ppo lr=0.001"]),
-    ("gamma", GAMMAS, ["acer", "ppo gamma=0.9", "ppo gamma=0.99"]),
-    ("seed", GAMMAS, ["acer", "ppo seed=0", "ppo seed=1", "ppo seed=2"]),
+    ("gamma", GAMMAS, {"Hopper-v4": ["acer"], "Hopper-v4, lr=0.0003": ["ppo gamma=0.9"],
+                       "Hopper-v4, lr=0.001": ["ppo gamma=0.9", "ppo gamma=0.99"]}),
+    ("seed", GAMMAS[:2], {"Hopper-v4, gamma=0.9": ["ppo seed=0"],
+                          "Hopper-v4, gamma=0.99": ["ppo seed=1"]}),
     # A name leaves out the value that two thirds of an algorithm's runs have, in any environment.
     ("", [BOTH, BOTH | {"norm_obs": False}, BOTH | {"scale_rew": False}, BOTH | {"lr": 1e-3}],
      ["ppo", "ppo lr=0.001", "ppo norm_obs=False", "ppo scale_rew=False"]),
@@ -135,6 +137,13 @@ def test_a_line_is_named_by_the_settings_that_differ(by, runs, lines):
         write_run(f"runs/{k}", **{"seed": k} | settings)
     panels = lines if isinstance(lines, dict) else {"Hopper-v4": lines}
     assert {panel: list(found) for panel, found in read(by=by).items()} == panels
+
+
+def test_seeds_of_different_code_are_told(cli):
+    for seed, code in (1, "a"), (2, "b"):
+        path = write_run(f"runs/{seed}", seed=seed) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"code": code}))
+    assert "Hopper-v4: the seeds of ppo are of different code" in cli("runs")[1]
 
 
 def test_of_two_runs_of_a_seed_the_finished_one_counts(cli):
