@@ -3,8 +3,9 @@
 progress.csv has one row per report. A number that was stored becomes the column `name`, the mean
 of all values stored since the last report. An array becomes `name_mean`, `name_std`, `name_min`
 and `name_max` over all its elements (the standard deviation divides by their number n, not n - 1).
-Both are taken over all ranks, in float64. `time` is in seconds of training; a resumed run goes on
-counting. episodes.csv has one row per episode, with `success` (1 or 0) if the environment tells it.
+Both are taken over all ranks, in float64. `time` is in seconds, with those of --eval-every; a
+resumed run goes on counting. episodes.csv has one row per episode, with `success` (1 or 0) if the
+environment tells it.
 """
 
 import csv

@@ -105,8 +105,8 @@ def test_a_number_is_compared_relative_to_its_column():
         assert agree.difference(old, old | {"ret": other}) == (1.0, "ret")
 
 
-FILES = {"algos/a.py": "import utils.stats\nfrom utils import mine, mpi\nfrom utils.envs import make\n"
-                       "rate = 1",
+FILES = {"algos/a.py": "import utils.stats\nfrom utils import mine, mpi\n"
+                       "from utils.envs import make\nrate = 1",
          "algos/b.py": "from utils.film import draw", "utils/mpi.py": "import numpy",
          "utils/envs.py": "def make():\n    from utils.wrappers import wrap",
          "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs",

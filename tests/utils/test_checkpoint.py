@@ -163,7 +163,7 @@ def test_play_warns_if_the_code_has_changed(monkeypatch):
                          hidden=(8,), total_steps=8, run_dir="run"))
     with warnings.catch_warnings(action="error"):
         play.load_agent("run")
-    monkeypatch.setattr(code, "STAGE", code.STAGE | code.HELPERS)    # so what ppo.py imports differs
+    monkeypatch.setattr(code, "STAGE", code.STAGE | code.HELPERS)    # so ppo.py differs
     with pytest.warns(UserWarning, match="algos.ppo, or a module .* since run was made"):
         play.load_agent("run")
     older = {name: told for name, told in read_config("run").items() if name != "code"}

@@ -28,6 +28,8 @@ def test_statistics_are_those_of_numpy(log):
     log.store(count=3, loss=(one := torch.tensor(1.0)), flag=True)
     one.fill_(9)
     log.store(count=np.int64(4), loss=2, half=np.float32(0.1), list=[1, 2])
+    with pytest.raises(ValueError, match=r"\['ep_len', 'step'\]"):
+        log.store(a=1, step=2, ep_len=3)
     log.advance(100, none=np.zeros(0))
     row, flat = rows()[-1], np.concatenate([part.ravel() for part in parts])
     for name, value in {"mean": flat.mean(), "std": flat.std(), "min": flat.min(),

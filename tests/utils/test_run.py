@@ -28,8 +28,8 @@ import torch
 
 from algos import ppo
 from tests.helpers import (
-    PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, refused, rows, run, same,
-    saved, snapshot, steps, wait_for)
+    PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, noted, refused, rows,
+    run, same, saved, snapshot, steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
 from utils import mpi, play, results
 from utils.envs import make_envs
@@ -208,8 +208,8 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
         return torch.full((len(obs),), 3)
 
     monkeypatch.setattr(run_module, "evaluate", lambda agent, *args, **more: plain(
-        SimpleNamespace(act=act, env_act=lambda act: act.numpy(), forget=lambda *_: None), *args,
-        **more))
+        SimpleNamespace(act=act, env_act=lambda act: act.numpy(), forget=lambda *_: None,
+                        eval=lambda: None), *args, **more))
     with pytest.raises(Stopped) as caught:
         train(env="CliffWalking-v1", eval_every=64, run_dir="run")
     assert caught.value.status == 128 + number and acts == 30 * [10]
@@ -476,6 +476,12 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
     last = q_and_return(agent, deque(steps, 8), np.array([3, 4, 9]))    # of an evaluation too long
     assert all(np.array_equal(last[name], both[name][2:]) for name in both)
     assert q_and_return(agent, deque(steps, 3), np.array([3, 4, 9])) == {}
+
+
+def test_layers_with_a_mode_train_in_one_and_act_in_the_other(monkeypatch):
+    modes = noted(monkeypatch, ppo.Agent, "act", lambda agent, *_: agent.training)
+    agent = train(eval_every=192)
+    assert modes[:96] == [True] * 96 and {*modes[96:]} == {False} and not agent.training
 
 
 @pytest.mark.parametrize("name, env, gpus, rank, expected", [

@@ -45,7 +45,6 @@ class Run:
     cfg           the settings, with run_dir and num_procs filled in
     device        where the networks belong
     env_seed      the seed for `envs.reset`; a resumed run gets a new one
-    store         function that keeps metrics (numbers, tensors, arrays) for the next report
     Every rank makes the same calls in the same order.
     """
 
@@ -57,7 +56,6 @@ class Run:
         self.cfg = cfg = from_root(find_run_dir, replace(cfg, num_procs=mpi.size()))
         self.root = mpi.rank() == 0
         self.logger, self.signals = Logger(), Signals()
-        self.store = self.logger.store
         self.device = choose_device(cfg)
         self.reported_step, self.ended = 0, False
         self.envs = self.saver = None
@@ -79,6 +77,8 @@ class Run:
         with self.stack:
             if self.envs:
                 close(self.envs)
+        if self.saver:
+            self.agent.eval()
         if error and self.saver and self.saver.step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saver.step:,} in {self.cfg.run_dir} stays; --resume "
@@ -156,6 +156,13 @@ class Run:
 
     # ---- reports
 
+    def store(self, **metrics) -> None:
+        """Keep numbers, tensors or arrays for the next report. ValueError: a name is taken."""
+        taken = {"step", "time", "steps_per_second", "ep_ret", "ep_len", "success"} & {*metrics}
+        if taken:
+            raise ValueError(f"progress.csv has columns of its own of the names {sorted(taken)}")
+        self.logger.store(**metrics)
+
     def report(self, step: int, envs, **metrics) -> None:
         """Write a row of progress.csv, and the episodes that ended, if `step` is due.
 
@@ -180,9 +187,9 @@ class Run:
         ended = [(max(first, step - ago * self.cfg.num_envs), first_env + env, *end)
                  for ago, env, *end in envs.pop_episodes()]
         for _, _, ep_ret, ep_len, *success in ended:
-            self.store(ep_ret=[ep_ret], ep_len=[ep_len])
+            self.logger.store(ep_ret=[ep_ret], ep_len=[ep_len])
             if success:  # the environment tells it
-                self.store(success=success[0])
+                self.logger.store(success=success[0])
         now = time.perf_counter()
         save_due = self.saver.due() or self.logger.lines == 0 or step >= self.cfg.total_steps
         # The only message of a report. After it, all ranks know the same and do the same.
