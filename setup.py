@@ -69,7 +69,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    python_requires=">=3.11",
+    python_requires=">=3.11",       # the tests run with 3.11, and once ran with 3.13
     packages=find_packages(include=["algos", "utils", "utils.*", "diagnose"]),
     package_data={"diagnose": ["doctor.jsonl", "bugs/*.toml"]},
     py_modules=["plot", "tasks"],

@@ -365,7 +365,7 @@ def bugs() -> str:
     told = doctor.summary(read_lines(doctor.SCORES))
     return wrapped(
         "We planted known bugs, trained each with at least five seeds beside the file without it, "
-        "and tested on seeds that the program had not seen (`python -m diagnose.doctor score`). "
+        "and tested on seeds that the program had not seen (`python -m diagnose.doctor score DIR`). "
         f"{told}. A bug that costs little shows little, so the program names bugs even where "
         "nothing is out of the ordinary. On a task, or a number of steps, that it has not seen, it "
         "compares only what has no unit, such as `kl`, and means less.") + "\n\n" + wrapped(
