@@ -119,7 +119,7 @@ def test_resume_of_half_a_folder(run):
     ('"settings"', '"s"', "run holds no run: config.json: KeyError"),
     ('"algo": "ppo"', '"algo": "sac"', "a run of sac, not of ppo"),
     ('"gamma": 0.99', '"gamma": 3', "--gamma is 3"),
-    ('"gamma"', '"curiosity"', "another version made run: "),
+    ('"gamma"', '"curiosity"', "run is a run of ppo, perhaps of another version: "),
 ])
 def test_resume_with_another_config(run, old, new, says):
     text = (run / "config.json").read_text()

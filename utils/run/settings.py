@@ -106,11 +106,12 @@ class RunConfig:
     @classmethod
     def of_run(cls, run_dir, **changes) -> "RunConfig":
         """Return the Config of a run, with `changes`. `resume=True` among them continues it."""
-        settings = read_config(run_dir)["settings"] | {"run_dir": str(run_dir)} | changes
+        config = read_config(run_dir)
         try:
-            return cls(**settings)
+            return cls(**config["settings"] | {"run_dir": str(run_dir)} | changes)
         except TypeError as error:
-            raise UsageError(f"another version made {run_dir}: {error}") from None
+            raise UsageError(f"{run_dir} is a run of {config['algo']}, perhaps of another version: "
+                             f"{error}") from None
 
 
 # ---- ranges
