@@ -135,7 +135,7 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
                    axis(step[there]), value[there], float(axis(steps)), steps,
                    float(settings["total_steps"]),
                    float(late.mean()) if len(late) >= END[0] else np.nan, final,
-                   config.get("code", ""))
+                   config.get("code", "") + "".join(map(str, folder.glob("algo-until-*.py"))))
 
 
 # ---- Which seeds belong together
@@ -150,15 +150,18 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[s
         if name not in known:
             raise UsageError(f"{flag} {name}: no such setting; there are{' '.join(sorted(known))}")
     alike, groups = defaultdict(list), defaultdict(lambda: defaultdict(dict))
+    others = defaultdict(set)                   # env -> the settings that differ, but for `by`
     for run in sorted(runs, key=lambda run: (run.seed, run.steps < run.total_steps)):
         alike[run.env, run.algo].append(run)        # of a seed, finished runs first
+    for (env, _), found in alike.items() if by else ():
+        others[env] |= {*differing(found, found, PLACE | ROUNDING | WATCH)} - {by, "total_steps"}
     for (env, algo), found in alike.items():
         totals = [run.total_steps for run in runs if run.env == env]
         uneven = max(totals) > 1.05 * min(totals)       # some libraries round them up a little
         apart = ({rows, "total_steps"} - {by} if uneven else {rows}) - {""}
         leave = (PLACE | ROUNDING | WATCH | apart) - {by}
         differ = differing(found, [run for run in runs if run.algo == algo], leave)
-        apart |= {*differ} - {by} if by else set()
+        apart |= others[env]
         for run in found:
             named = [name for name in sorted(differ)
                      if name == by or not by and spell(run, name) != differ[name]]
@@ -171,7 +174,7 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[s
                       file=sys.stderr)
     for panel, lines in groups.items():
         for line, seeds in lines.items():
-            if len({run.code for run in seeds.values()}) > 1:
+            if len({run.code for run in seeds.values()} - {""}) > 1:
                 print(f"{panel}: the seeds of {line} are of different code", file=sys.stderr)
     return {panel: {line: near([*lines[line].values()]) for line in sorted(lines, key=natural)}
             for panel, lines in sorted(groups.items(), key=lambda item: natural(item[0]))}

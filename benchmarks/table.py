@@ -365,8 +365,8 @@ def bugs() -> str:
     told = doctor.summary(read_lines(doctor.SCORES))
     return wrapped(
         "We planted known bugs, trained each with at least five seeds beside the file without it, "
-        "and tested on seeds that the program had not seen (`python -m diagnose.doctor score DIR`). "
-        f"{told}. A bug that costs little shows little, so the program names bugs even where "
+        "and tested on seeds that the program had not seen (`python -m diagnose.doctor score DIR`)."
+        f" {told}. A bug that costs little shows little, so the program names bugs even where "
         "nothing is out of the ordinary. On a task, or a number of steps, that it has not seen, it "
         "compares only what has no unit, such as `kl`, and means less.") + "\n\n" + wrapped(
         f"What do they cost? Of {len(rows)} planted bugs in {len(algos)} algorithms, {len(ended)} "

@@ -43,6 +43,8 @@ class Toy(Run):
         """Report after so many more steps, in which these episodes have ended: (vector steps ago,
         env, ep_ret, ep_len) and, if the environment tells it, success."""
         self.step += steps
+        if "eval_ret" in metrics:  # as if it had been evaluated
+            self.logger.store(eval_ret=metrics.pop("eval_ret"))
         # GRPO has environments, too, of which its Config says nothing.
         envs = SimpleNamespace(pop_episodes=lambda: list(episodes), close=lambda: None, num_envs=5)
         self.report(self.step, envs, **metrics)

@@ -42,7 +42,8 @@ def program(*stopped):
     except UsageError as error:
         leave("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), 2)
     except MemoryError as error:  # as under `ulimit -v`
-        leave(f"error: {error}; a smaller --buffer-size, or fewer --num-envs, needs less memory", 2)
+        said = f"error: out of memory: {error}; training takes less with a smaller --buffer-size"
+        leave("\n".join([said, *getattr(error, "__notes__", [])]), 2)
     except KeyboardInterrupt as stop:
         if hasattr(stop, "status"):
             sys.exit(stop.status)

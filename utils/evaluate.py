@@ -22,12 +22,12 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     envs    the environments to play in, which stay open (default: new ones, by `make_envs`)
     steps   a list or deque that gets (obs, act, rew, terminated, truncated) of every step
 
-    The same seed gives the same initial states. A copy of the agent acts, in PyTorch's evaluation
-    mode. So a memory of the training environments stays as it is, and `play` gets the same returns
-    (in float32), since rounding depends on how the weights lie in memory.
+    The same seed gives the same initial states. A copy of the agent acts, so a memory of the
+    training environments stays as it is, and `play` gets the same returns (in float32), since
+    rounding depends on how the weights lie in memory.
     """
     agent = copy.deepcopy(agent)
-    agent.eval(), agent.forget()
+    agent.forget()
     mine, envs = envs is None, envs or make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=seed_of(seed, 2))  # streams 0 and 1 belong to training
     returns = np.zeros(episodes)

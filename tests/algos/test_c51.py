@@ -128,8 +128,10 @@ def test_weights_are_refused_by_another_support_and_taken_by_their_own(algo):
     assert said == "--init-from: its weights need --num-atoms 51 --v-min -10 --v-max 10"
     other = make_agent(algo, v_min=-10.0, v_max=10.0)
     if algo is rainbow:
-        agent.critic.head[0].weight_sigma.data.fill_(0)             # it has learned enough
+        for sigma in agent.critic.head[0].weight_sigma, agent.critic.head[0].bias_sigma:
+            sigma.data.fill_(0)                                     # it has learned enough
     other.adopt(agent.state_dict())
     close(other.critic.head[0].weight, agent.critic.head[0].weight)
-    assert algo is c51 or other.critic.head[0].weight_sigma.all()   # and explores anew
+    if algo is rainbow:                                             # and explores anew
+        assert other.critic.head[0].weight_sigma.all() and other.critic.head[0].bias_sigma.all()
     refused(checkpoint.load_into, other.adopt, {}, "a run", says="a run holds .* no 'atoms'")

@@ -111,25 +111,31 @@ FILES = {"algos/a.py": "import utils.stats\nfrom utils import mine, mpi\n"
          "utils/envs.py": "def make():\n    from utils.wrappers import wrap",
          "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs",
          "utils/goals.py": "x = 1", "utils/stats.py": "x = 1", "tasks.py": "length = 1",
-         "utils/mine.py": "import helper", "helper.py": "from algos import b"}
-ROWS = {"a": ("a", "Toy-v0"), "b": ("b", "Toy-v0"), "t": ("b", "tasks:Toy-v0")}
+         "utils/mine.py": "import helper, torch", "helper.py": "from algos import b",
+         "pack/__init__.py": "from .far import World", "pack/far.py": "from . import near",
+         "pack/near.py": "x = 1"}
+ROWS = {"a": ("a", "Toy-v0"), "b": ("b", "Toy-v0"), "t": ("b", "tasks:Toy-v0"),
+        "p": ("b", "pack:Toy-v0")}
 
 
 @pytest.mark.parametrize("name,text,changed", [
     ("algos/a.py", FILES["algos/a.py"] + "  # a comment\n", ""),
     ("utils/wrappers.py", "'''Another.'''", ""), ("utils/film.py", "import os", ""),
     ("algos/a.py", FILES["algos/a.py"] + "0", "a"), ("utils/mpi.py", "import numpy as np", "a"),
-    ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "abt"),
+    ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "abtp"),
     ("utils/mine.py", "import helper as h", "a"), ("helper.py", "import algos.b", "a"),
+    ("pack/near.py", "x = 2", "p"), ("pack/far.py", "from . import near as n", "p"),
     ("utils/stats.py", "x = 2", "a"), ("utils/mpi.py", "half written = (", "a"),
     ("utils/goals.py", "x = 2", ""), ("tasks.py", "length = 2", "t")])
-def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed):
+def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed, monkeypatch):
     found = []
     for tree, files in ("old", FILES), ("new", FILES | {name: text}):
         for path, told in files.items():
             Path(tree, path).parent.mkdir(parents=True, exist_ok=True)
             Path(tree, path).write_text(told)
-        found.append([suite.code(*row, Path(tree).resolve()) for row in ROWS.values()])
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(Path(tree).resolve())
+            found.append([suite.code(*row, Path(tree).resolve()) for row in ROWS.values()])
     assert [name for name, x, y in zip(ROWS, *found) if x != y] == [*changed]
 
 

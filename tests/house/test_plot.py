@@ -112,7 +112,7 @@ SHORT, LONG, LONGER = {"algo": "trpo"}, {"total_steps": 1050.0}, {"total_steps":
 @pytest.mark.parametrize("by, runs, lines", [
     ("", [{"lr": 1e-3, "torch_threads": 2}, {"lr": 1e-3}, {"lr": 3e-4}, {"lr": 3e-4}],
      ["ppo lr=0.0003", "ppo lr=0.001"]),
-    ("gamma", GAMMAS, {"Hopper-v4": ["acer"], "Hopper-v4, lr=0.0003": ["ppo gamma=0.9"],
+    ("gamma", GAMMAS, {"Hopper-v4, lr=0.0003": ["acer", "ppo gamma=0.9"],
                        "Hopper-v4, lr=0.001": ["ppo gamma=0.9", "ppo gamma=0.99"]}),
     ("seed", GAMMAS[:2], {"Hopper-v4, gamma=0.9": ["ppo seed=0"],
                           "Hopper-v4, gamma=0.99": ["ppo seed=1"]}),

@@ -219,7 +219,7 @@ def noted(error, note):
 @pytest.mark.parametrize("error,status,said", [
     (UsageError("--gamma is 7"), 2, "error: --gamma is 7\n"), (Stopped(15), 143, ""),
     (MemoryError("no 9 GB"), 2,
-     "error: no 9 GB; a smaller --buffer-size, or fewer --num-envs, needs less memory\n"),
+     "error: out of memory: no 9 GB; training takes less with a smaller --buffer-size\n"),
     (KeyboardInterrupt(), 130, "stopped by Ctrl-C; nothing is lost\n"), (signal.SIGTERM, 143, ""),
     (noted(KeyboardInterrupt(), "step 8 is saved"), 130, "stopped by Ctrl-C; step 8 is saved\n"),
 ])

@@ -28,8 +28,9 @@ def test_statistics_are_those_of_numpy(log):
     log.store(count=3, loss=(one := torch.tensor(1.0)), flag=True)
     one.fill_(9)
     log.store(count=np.int64(4), loss=2, half=np.float32(0.1), list=[1, 2])
-    with pytest.raises(ValueError, match=r"\['ep_len', 'step'\]"):
-        log.store(a=1, step=2, ep_len=3)
+    for name in "step time steps_per_second ep_ret_mean ep_len success eval_ret eval_q_min".split():
+        with pytest.raises(ValueError, match=f"its own {name};"):
+            log.store(**{"a": 1, name: 2})
     log.advance(100, none=np.zeros(0))
     row, flat = rows()[-1], np.concatenate([part.ravel() for part in parts])
     for name, value in {"mean": flat.mean(), "std": flat.std(), "min": flat.min(),
@@ -95,7 +96,7 @@ def test_a_policy_with_nan_is_not_saved():
 
 def test_the_table_shows_returns_first_and_leaves_cells_empty(capsys):
     with start(Config(eval_every=200)) as log:
-        log.evaluate = lambda: log.store(eval_ret=np.array([7.0]))
+        log.evaluate = lambda: log.logger.store(eval_ret=np.array([7.0]))
         log.advance(100, loss=1.0)
         log.advance(100, (0, 0, 5.0, 9))
         table = capsys.readouterr().out.splitlines()[-3:]

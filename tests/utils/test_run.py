@@ -208,8 +208,8 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
         return torch.full((len(obs),), 3)
 
     monkeypatch.setattr(run_module, "evaluate", lambda agent, *args, **more: plain(
-        SimpleNamespace(act=act, env_act=lambda act: act.numpy(), forget=lambda *_: None,
-                        eval=lambda: None), *args, **more))
+        SimpleNamespace(act=act, env_act=lambda act: act.numpy(), forget=lambda *_: None), *args,
+        **more))
     with pytest.raises(Stopped) as caught:
         train(env="CliffWalking-v1", eval_every=64, run_dir="run")
     assert caught.value.status == 128 + number and acts == 30 * [10]

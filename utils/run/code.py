@@ -7,18 +7,23 @@ import json
 import shlex
 import subprocess
 import sys
+import sysconfig
 import threading
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 UTILS = Path(__file__).resolve().parents[1]
 ARITHMETIC = "mpi stats optim nets envs".split()  # what learning is computed with in all files
-# In utils/, no code of theirs moves a number. (If seeds.py or env_ids.py changes, or in run/ the
-# default of start_steps or --init-from, ask all published rows again.)
+# Modules of utils/ on which training does not depend, as evaluations do. (If seeds.py or env_ids.py
+# changes, or in run/ the default of start_steps or --init-from, ask all published rows again.)
 STAGE = set("command env_ids errors evaluate export files film load logger play results roles run "
             "seeds sweep".split())
 HELPERS = {path.stem for path in UTILS.glob("[a-z]*.py")} - STAGE
+OURS = "utils algos tasks".split()
+# Where Python's own modules are, and those that pip installs.
+INSTALLED = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
 PARSER = threading.Lock()  # Python 3.11 raises SystemError if two threads parse at the same time
 
@@ -57,36 +62,47 @@ def origin() -> dict:
 def code(file: Path | None, env: str = "", utils: Path = UTILS) -> str:
     """Return a hash of the code that an algorithm learns with, without comments and docstrings.
 
-    That is its file, the module before the colon of `env`, and what these import, directly or not,
-    as far as it is a module beside `utils` or in the working directory, or in `utils` and not of
-    STAGE. "" for a notebook.
+    That is its file, the module before the colon of `env`, and of what these import, directly or
+    not: modules of `utils`, but for STAGE, of algos/, and of the user. "" for a notebook.
     """
     if not file:
         return ""
-    folders = [utils.parent, *[Path.cwd()] * (utils == UTILS)]
-    todo, found = [env.rpartition(":")[0], f"algos.{file.stem}"], {}
+    folder = file.parent.name
+    own = f"{folder}.{file.stem}" if folder in OURS else file.stem
+    todo, found = [env.rpartition(":")[0], own], {}
     while todo:
         name = todo.pop()
-        path = find(name, folders) if found else file
+        path = find(name, utils) if found else file
         key = name.replace(".", "/") + ".py"
         if path and key not in found:
             found[key], names = parsed(path.read_bytes())
-            todo += names
+            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+            todo += [resolve_name(each, package) for each in names if package or each[0] != "."]
     return digest(sorted(found.items()))
 
 
-def find(module: str, folders: list[Path]) -> Path | None:
-    """Return the file of a module in one of these folders, if there is one and it is not STAGE."""
-    parts = module.split(".")
-    if not module or parts[0] == "utils" and STAGE & set(parts[1:2]):
+def find(module: str, utils: Path) -> Path | None:
+    """Return the file of a module, unless it is of STAGE or an installed package's."""
+    top, *rest = module.split(".")
+    if top in OURS:
+        path = Path(utils.parent, *module.split(".")).with_suffix(".py")
+        return path if path.is_file() and not (
+            top == "utils" and STAGE & set(rest[:1])) else None
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):  # an empty name is one
+        spec = find_spec(top)
+    if not spec or not spec.has_location or spec.origin.startswith(INSTALLED):
         return None
-    paths = (Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in folders)
-    return next(filter(Path.exists, paths), None)
+    path = Path(spec.origin)
+    if rest:
+        path = path.parent.joinpath(*rest)
+        path = path.with_suffix(".py") if not path.is_dir() else path / "__init__.py"
+    return path if path.is_file() else None
 
 
 @cache
 def parsed(source: bytes) -> tuple[str, set[str]]:
-    """Return a hash of a program's syntax tree, and the names of what it imports, as a.b.c."""
+    """Return a hash of a program's syntax tree, and what it imports, as a.b.c or .b.c."""
     try:
         with PARSER:
             tree = ast.parse(source)
@@ -94,8 +110,11 @@ def parsed(source: bytes) -> tuple[str, set[str]]:
         return digest([source.hex()]), set()
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:  # of a package, perhaps a module
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        if isinstance(node, ast.ImportFrom):  # of a package, perhaps a module
+            of = "." * node.level + (node.module or "")
+            dot = "." * bool(node.module)
+            names |= {f"{of}{dot}{alias.name}" for alias in node.names}
+            names |= {of} - {"." * node.level}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
     return digest(shape(tree)), names

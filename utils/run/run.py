@@ -13,7 +13,9 @@ A resumed run starts its environments anew. After SIGINT or SIGTERM the next rep
 checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 """
 
+import copy
 import math
+import re
 import shlex
 import time
 from collections import deque
@@ -37,6 +39,10 @@ from utils.run.saver import Saver
 from utils.run.signals import Signals, Stopped
 from utils.seeds import seed_all, seed_of
 from utils.spaces import has_images
+
+
+# What a run stores itself.
+OWN = "step time steps_per_second ep_ret ep_len success eval_ret eval_q eval_discounted".split()
 
 
 class Run:
@@ -158,9 +164,8 @@ class Run:
 
     def store(self, **metrics) -> None:
         """Keep numbers, tensors or arrays for the next report. ValueError: a name is taken."""
-        taken = {"step", "time", "steps_per_second", "ep_ret", "ep_len", "success"} & {*metrics}
-        if taken:
-            raise ValueError(f"progress.csv has columns of its own of the names {sorted(taken)}")
+        if taken := [name for name in metrics if re.sub("_(mean|std|min|max)$", "", name) in OWN]:
+            raise ValueError(f"run.store: a run has its own {', '.join(taken)}; take another name")
         self.logger.store(**metrics)
 
     def report(self, step: int, envs, **metrics) -> None:
@@ -216,12 +221,13 @@ class Run:
     def evaluate(self) -> None:
         """Play ten deterministic episodes and store their returns."""
         steps = deque(maxlen=10_000) if self.agent.q_value else None  # else they fill memory
-        returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
+        agent = copy.deepcopy(self.agent).eval()  # Dropout, if there is any, is for training
+        returns, lengths = evaluate(agent, self.cfg, 10, self.cfg.seed, True,
                                     lambda: self.signals.number > 0, steps=steps)
         if lengths.all():  # else a signal has ended it
-            self.store(eval_ret=returns)
+            self.logger.store(eval_ret=returns)
             if steps:
-                self.store(**q_and_return(self.agent, steps, lengths))
+                self.logger.store(**q_and_return(agent, steps, lengths))
 
     def passes(self, every: int, step: int) -> bool:
         """Return whether `step` is the last or has passed a multiple of `every` since a report."""
