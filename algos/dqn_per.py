@@ -19,8 +19,8 @@ One step of `train`:
     (copy)      once per `target_every` steps, critic_targ <- critic
 
 Departures from the paper, besides those of dqn.py. Errors are not clipped to [-1, 1].
-Its learning rate is DQN's by four; ours for CartPole is half of DQN's, with twice as
-many copies, and for games DQN's. In our runs PER was not clearly better than DQN.
+The paper divides DQN's learning rate by four. Here it is halved, with twice as many
+copies; on games, both are DQN's. In our runs PER was not clearly better than DQN.
 
 Healthy values. On CartPole `q` overshoots and ends between 95 and 110. `q_loss` ends
 below 0.2: `weight`, near 0.15 in the end, is lowest where errors are large.

@@ -18,9 +18,9 @@ An iteration of `train`:
     update_predictor     one Adam step of the predictor for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures, besides those of ppo.py. gamma is 0.99 (paper: 0.999). The first rollout is
-for the paper's random steps. The predictor has one layer more than f (two), its own
-optimizer and all frames of each s', once; there, a quarter of all s', the last frame.
+Departures, besides those of ppo.py. gamma is 0.99 (paper: 0.999). The first rollout
+replaces the paper's random steps. The predictor has its own optimizer, one layer more
+than f (two), and all s' with all frames (a quarter of them, with the last frame).
 
 Healthy values. `pred_loss` falls, and rises when new places are found: on Rooms-v0
 from 0.8 to 0.2, and to 0.3 before the first reward.

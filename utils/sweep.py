@@ -98,7 +98,7 @@ def plan(sweep: Sweep) -> list[Job]:
                 other.append(run_dir)
     if other and not sweep.any_code:
         raise UsageError(f"{len(other)} of these runs are of code that has changed since (the "
-                         f"algorithm, or modules that it imports), such as {other[0]}; to train "
+                         f"algorithm, its environment or a module), such as {other[0]}; to train "
                          "anew, delete them or give another --out; to keep them and resume "
                          "unfinished ones, give --any-code")
     part, _, parts = sweep.shard.partition("/")

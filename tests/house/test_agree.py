@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import agree, suite
+from utils.run.code import code
 
 ROW = {"algo": "toy", "env": "Toy-v0", "seed": 3, "changed": {"gamma": 0.9}, "settings": {},
        "git_commit": "old", "id": "plainrl/Toy-v0/toy/gamma=0.9/seed3", "train100": 1.0,
@@ -137,6 +138,16 @@ def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed
             patch.syspath_prepend(Path(tree).resolve())
             found.append([suite.code(*row, Path(tree).resolve()) for row in ROWS.values()])
     assert [name for name, x, y in zip(ROWS, *found) if x != y] == [*changed]
+
+
+def test_a_fork_elsewhere_may_have_the_name_of_what_it_imports():
+    fork, hashes = Path("a.py").resolve(), set()
+    fork.write_text("from algos import a")
+    Path("algos").mkdir()
+    for k in 1, 2:
+        Path("algos/a.py").write_text(f"x = {k}")
+        hashes.add(code(fork, utils=Path("utils").resolve()))
+    assert len(hashes) == 2
 
 
 def write(rows, name="results"):

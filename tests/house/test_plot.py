@@ -139,11 +139,15 @@ def test_a_line_is_named_by_the_settings_that_differ(by, runs, lines):
     assert {panel: list(found) for panel, found in read(by=by).items()} == panels
 
 
-def test_seeds_of_different_code_are_told(cli):
-    for seed, code in (1, "a"), (2, "b"):
+@pytest.mark.parametrize("codes,resumed,told", [
+    ("ab", False, True), ("aa", False, False), (("a", ""), False, False), ("aa", True, True)])
+def test_seeds_of_different_code_are_told(cli, codes, resumed, told):
+    for seed, code in enumerate(codes):
         path = write_run(f"runs/{seed}", seed=seed) / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"code": code}))
-    assert "Hopper-v4: the seeds of ppo are of different code" in cli("runs")[1]
+    if resumed:                                         # with other code
+        Path("runs/1/algo-until-500.py").touch()
+    assert ("Hopper-v4: the seeds of ppo are of different code" in cli("runs")[1]) == told
 
 
 def test_of_two_runs_of_a_seed_the_finished_one_counts(cli):

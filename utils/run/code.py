@@ -62,8 +62,8 @@ def origin() -> dict:
 def code(file: Path | None, env: str = "", utils: Path = UTILS) -> str:
     """Return a hash of the code that an algorithm learns with, without comments and docstrings.
 
-    That is its file, the module before the colon of `env`, and of what these import, directly or
-    not: modules of `utils`, but for STAGE, of algos/, and of the user. "" for a notebook.
+    That is its file, the module before the colon of `env`, and what these import, directly or not:
+    modules of utils/, but for STAGE, of algos/, and the user's own. "" for a notebook.
     """
     if not file:
         return ""
