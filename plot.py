@@ -31,6 +31,7 @@ from scipy.stats import bootstrap, trim_mean
 
 from utils.errors import UsageError
 from utils.files import read_columns, read_table
+from utils.returns import curve, ends_at
 from utils.roles import PLACE, ROUNDING, WATCH
 from utils.command import as_text, program, read_command
 
@@ -40,13 +41,13 @@ COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #888888".spli
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
          "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "pdf.fonttype": 42,
          "svg.fonttype": "none", "svg.hashsalt": "plainrl"}     # text stays text; files reproduce
-END = 5, 100            # the fewest and the most training episodes that a mean at the end takes
+FEWEST = 5              # training episodes in the last tenth, for a mean at the end
 FEW, ENOUGH = 3, 5      # the fewest seeds for the interval of a mean, and of a comparison
 AXES = {"steps": "environment steps", "time": "minutes", "ep_ret": "episode return"}
 LEGEND = f"""\
-train: mean return of the training episodes in the last tenth of the steps, at most {END[1]} of them
+train: mean return in the last tenth of the steps (the mean of the means of ten hundredths)
 eval: mean return of the final policy without exploration noise
--: fewer than {END[0]} episodes there, or no evaluation: python -m utils.sweep --results FOLDER
+-: fewer than {FEWEST} episodes there, or no evaluation: python -m utils.sweep --results FOLDER
 [a, b]: 95% percentile bootstrap over seeds; *: fewer than {FEW} seeds, so no interval, no claim"""
 STATISTICS = {"mean": np.mean,      # iqm drops whole seeds: none of 3, the best and worst of 6
               "iqm": lambda values, axis=0: trim_mean(values, 0.25, axis)}
@@ -125,7 +126,8 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
             # Episodes only know when they were reported. Between reports, time grows with steps.
             "time": lambda step: np.interp(step, [0, *progress["step"]],
                                            [0, *progress["time"] / 60])}[x]
-    late = episodes["ep_ret"][ended > 0.9 * steps][-END[1]:]
+    enough = (ended > 0.9 * steps).sum() >= FEWEST
+    train = ends_at(curve(ended, episodes["ep_ret"], steps), steps) if enough else np.nan
     final = progress.get("eval_ret_mean", [np.nan])[-1]     # --eval-every also evaluates at the end
     if (folder / "result.json").exists():
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -134,7 +136,7 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     return RunData(folder, config["algo"], str(settings["env"]), int(settings["seed"]), settings,
                    axis(step[there]), value[there], float(axis(steps)), steps,
                    float(settings["total_steps"]),
-                   float(late.mean()) if len(late) >= END[0] else np.nan, final,
+                   train, final,
                    config.get("code", "") + "".join(map(str, folder.glob("algo-until-*.py"))))
 
 

@@ -29,6 +29,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from utils.returns import curve
 from utils.run.directory import plain_settings
 
 ON_POLICY = "a2c", "ppo", "ppo_lstm", "trpo"
@@ -180,17 +181,6 @@ def evaluate(model, algo, env, seed, episodes):
     return [round(float(value), 3) for value in returns]
 
 
-def curve(rows: list[list], total: int) -> list[list]:
-    """Return at most 100 pairs: a step, and a mean return.
-
-    The mean is over the episodes that ended in the 1% of the run before that step.
-    """
-    bins = np.ceil(np.array([row[0] for row in rows]) / (total / 100)).astype(int)
-    returns = np.array([row[3] for row in rows])
-    return [[round(k * total / 100), round(float(returns[bins == k].mean()), 3)]
-            for k in np.unique(bins)]
-
-
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sb3", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -224,7 +214,8 @@ def main():
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),
-                  curve=curve(log.rows, model.num_timesteps),
+                  curve=curve([row[0] for row in log.rows], [row[3] for row in log.rows],
+                             model.num_timesteps),
                   command=" ".join(sys.argv[1:]).replace(str(args.out), "DIR"),
                   versions={library.__name__: library.__version__, "torch": torch.__version__,
                             "gymnasium": gym.__version__})

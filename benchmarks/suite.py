@@ -6,13 +6,13 @@ verdicts.jsonl says which rows are of this code; benchmarks/agree.py writes it. 
 the rows of results.jsonl that others have replaced.
 """
 import json
-import math
 import sys
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
 from plot import natural
+from utils import returns
 from utils.files import read_lines, write_lines
 from utils.run.code import code as hash_of
 
@@ -78,14 +78,7 @@ def settings_of(result: dict) -> str:
 
 
 def ends_at(result: dict) -> float:
-    """Return the mean of the last ten points of a curve; NaN if no episode ended there.
-
-    A point is the mean return in a hundredth of the steps. The last 100 episodes would be all
-    episodes of 100,000 steps of HalfCheetah.
-    """
-    steps = result.get("steps", result["total_steps"])
-    late = [mean for step, mean in result["curve"] if step > 0.905 * steps]
-    return sum(late) / len(late) if late else math.nan
+    return returns.ends_at(result["curve"], result.get("steps", result["total_steps"]))
 
 
 def flags(changed: dict) -> list[str]:

@@ -1,20 +1,4 @@
-"""What the algorithm files share. What is learned is computed with the first five:
-
-    mpi.py          processes, and averages over all of them
-    stats.py        mean and variance over processes, and running ones
-    optim.py        Adam and RMSProp
-    nets.py         layers for vectors, encoders for images, distributions of actions
-    envs.py         make_envs, rollouts as tensors
-
-An algorithm file may also import:
-
-    policy.py       the parent of every Agent: the spaces that it takes, and `predict`
-    spaces.py       kinds of spaces, and those that stand for others
-    buffers.py      what replay buffers share
-    goals.py        rewards of other goals, for hindsight
-    demos.py        demonstrations of an expert, for imitation learning
-    errors.py       UsageError
-    run/            the stage: settings, command line, directory, checkpoints, signals, reports
+"""What stands around the algorithm files. CONTRIBUTING.md lists the modules that these import.
 
 Two files are programs: play.py (evaluate a run, record a video or demonstrations, export it) and
 sweep.py (many runs, their results). The others stand behind these:
@@ -31,5 +15,6 @@ sweep.py (many runs, their results). The others stand behind these:
     export.py       a policy as an ONNX graph
     film.py         pictures and films of an episode
     results.py      result.json, what is published of a run
+    returns.py      the curve of a run, and what it ends at
     roles.py        which settings say where a run is, or only how it is computed
 """

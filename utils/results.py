@@ -18,6 +18,7 @@ from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.files import read_table, write_text
 from utils.load import build_agent, read_run
+from utils.returns import curve
 from utils.roles import PLACE, ROUNDING, WATCH
 from utils.run.directory import read_config
 
@@ -51,8 +52,8 @@ def make_result(run: Path) -> dict:
     module, cfg, policy = read_run(run)
     config, last = read_config(run), policy["step"]
     episodes, reports = read_table(run, "episodes.csv"), read_table(run, "progress.csv")
+    ended = [int(row["step"]) for row in episodes]
     returns = np.array([float(row["ep_ret"]) for row in episodes])
-    bins = np.ceil([100 * int(row["step"]) / last for row in episodes]).astype(int)
     evals = [[int(row["step"]), round(float(row["eval_ret_mean"]), 3)]
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))
@@ -76,8 +77,7 @@ def make_result(run: Path) -> dict:
         "total_steps": int(cfg.total_steps), "steps": last, "episodes": len(episodes),
         "train100": round(float(returns[-100:].mean()), 3) if episodes else None,
         "eval": [round(float(ret), 3) for ret in final], "seconds": float(reports[-1]["time"]),
-        "curve": [[round(k * last / 100), round(float(returns[bins == k].mean()), 3)]
-                  for k in np.unique(bins)],
+        "curve": curve(ended, returns, last),
         "eval_curve": evals[::-every][::-1],  # with the last one
         "versions": config["versions"], "git_commit": config["git_commit"],
     } | ({"resumed": resumed} if resumed else {})

@@ -1,0 +1,26 @@
+"""What the training episodes of a run say: a curve, and what it ends at."""
+
+import math
+
+import numpy as np
+
+
+def curve(steps: np.ndarray, returns: np.ndarray, last: int) -> list[list]:
+    """Return at most 100 pairs: a step, and the mean return of the episodes in the 1% before it.
+
+    steps      when each episode ended
+    last       the number of steps of the run
+    """
+    bins = np.ceil(100 * np.asarray(steps) / last).astype(int)
+    returns = np.asarray(returns)
+    return [[round(k * last / 100), round(float(returns[bins == k].mean()), 3)]
+            for k in np.unique(bins)]
+
+
+def ends_at(curve: list[list], last: int) -> float:
+    """Return the mean of a curve's last ten points; NaN if no episode ended there.
+
+    The last 100 episodes instead would be all episodes of 100,000 steps of HalfCheetah.
+    """
+    late = [mean for step, mean in curve if step > 0.905 * last]
+    return sum(late) / len(late) if late else math.nan
