@@ -8,6 +8,7 @@ import torch
 
 from utils import mpi
 from utils.errors import UsageError
+from utils.run.launch import on_host
 
 
 class SavedRows:
@@ -38,7 +39,7 @@ def check_memory(setting: str, count: int, num_bytes: int) -> None:
     total, size = count * mpi.size(), num_bytes * mpi.size()
     shown = f"{size / 1e9:.2f} GB" if size > 1e8 else f"{size / 1e6:.3g} MB"
     mpi.say(f"replay buffer: {total:,} transitions, {shown} when full")
-    need, have = num_bytes * mpi.on_host()[1], memory()
+    need, have = num_bytes * on_host()[1], memory()
     if need > have:
         raise UsageError(f"{setting} is {total}, which takes {need / 1e9:.2f} GB; "
                          f"there are {have / 1e9:.2f} GB of memory")

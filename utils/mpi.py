@@ -38,16 +38,6 @@ def size() -> int:
     return comm().Get_size() if comm() else 1
 
 
-def on_host() -> tuple[int, int]:
-    """Return this rank's number among those on its machine, and their number. All ranks call it."""
-    if size() == 1:
-        return 0, 1
-    from mpi4py import MPI
-
-    host = comm().Split_type(MPI.COMM_TYPE_SHARED)
-    return host.Get_rank(), host.Get_size()
-
-
 def say(line: str) -> None:
     """Print on rank 0, at once."""
     if rank() == 0:

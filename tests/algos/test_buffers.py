@@ -139,7 +139,7 @@ def test_ring_tells_its_memory_and_refuses_what_cannot_fit(algo, kind, capsys):
 
 def test_memory_is_that_of_the_ranks_on_this_machine(monkeypatch, capsys):
     monkeypatch.setattr(mpi, "size", lambda: 8)
-    monkeypatch.setattr(mpi, "on_host", lambda: (1, 2))
+    monkeypatch.setattr("utils.buffers.on_host", lambda: (1, 2))
     monkeypatch.setattr(buffers, "memory", lambda: 2e9)
     buffers.check_memory("--buffer-size", 10, 10**9)
     assert capsys.readouterr().out == "replay buffer: 80 transitions, 8.00 GB when full\n"
@@ -328,7 +328,7 @@ def test_frame_ring_of_a_million_takes_7_gb_and_what_cannot_fit_is_refused(monke
     assert 7.0e9 < sum(column.nbytes for column in buffer.columns.values()) < 7.1e9
     assert "1,000,000 transitions, 7.0" in capsys.readouterr().out
     monkeypatch.setattr(mpi, "size", lambda: 4)                # each of four has as many
-    monkeypatch.setattr(mpi, "on_host", lambda: (0, 4))
+    monkeypatch.setattr("utils.buffers.on_host", lambda: (0, 4))
     refused(dqn_atari.FrameBuffer, 10**11, 1, 4, (4, 84, 84), CPU,
             says="--buffer-size is 400000000000, which takes 2")
 

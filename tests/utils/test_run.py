@@ -491,5 +491,5 @@ def test_layers_with_a_mode_train_in_one_and_act_in_the_other(monkeypatch):
 ])
 def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr("utils.mpi.on_host", lambda: (rank, 8))
+    monkeypatch.setattr("utils.run.run.on_host", lambda: (rank, 8))
     assert choose_device(Config(env=env, device=name)) == torch.device(expected)

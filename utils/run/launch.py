@@ -1,6 +1,7 @@
 """How ranks start, fail together and end together."""
 
 import os
+import platform
 import shutil
 import sys
 import traceback
@@ -18,6 +19,13 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def on_host() -> tuple[int, int]:
+    """Return this rank's number among those on its machine, and their number. All ranks call it."""
+    hosts = mpi.gather(platform.node())
+    mine = hosts[mpi.rank()]
+    return hosts[:mpi.rank()].count(mine), hosts.count(mine)
 
 
 def clean_env() -> dict[str, str]:

@@ -34,7 +34,7 @@ from utils.run import checkpoint
 from utils.run.code import module_of
 from utils.run.directory import (
     check_shared, find_run_dir, lock_and_empty, whose_code, write_config)
-from utils.run.launch import check_ranks, from_root
+from utils.run.launch import check_ranks, from_root, on_host
 from utils.run.saver import Saver
 from utils.run.signals import Signals, Stopped
 from utils.seeds import seed_all, seed_of
@@ -236,7 +236,7 @@ class Run:
 
 def choose_device(cfg) -> torch.device:
     """Return the device that --device asks for."""
-    gpus, (local, _) = torch.cuda.device_count(), mpi.on_host()
+    gpus, (local, _) = torch.cuda.device_count(), on_host()
     if cfg.device == "cuda" and gpus == 0:
         raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
     wanted = cfg.device == "cuda"
