@@ -269,8 +269,8 @@ class KFAC(Optimizer):
         self.layers = [layer for layer in agent.modules()
                        if isinstance(layer, nn.Linear | nn.Conv2d)]
         self.fishers = nn.ModuleList(LayerFisher(layer.weight) for layer in self.layers)
-        self.k = torch.zeros(())  # updates so far
-        self.M = torch.zeros_like(self.flat)  # the mean step
+        self.register_buffer("k", torch.zeros(()))  # updates so far
+        self.register_buffer("M", torch.zeros_like(self.flat))  # the mean step
 
     def measure(self, agent: Agent, obs: Inputs) -> None:
         """Update all LayerFishers. Hooks keep the inputs and the outputs of layers."""
@@ -305,9 +305,6 @@ class KFAC(Optimizer):
         self.M.lerp_(nn.utils.parameters_to_vector(steps), 1 - cfg.momentum)
         self.flat.sub_(self.M)
         return {"step_size": eta, "v_step_size": v_eta}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"k": self.k, "M": self.M, **self.fishers.state_dict()}
 
 
 def sampled_nll(agent: Agent, obs: Inputs) -> Scalar:

@@ -49,7 +49,7 @@ from torch.nn.functional import huber_loss
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
-from utils.nets import cnn_out, mlp, nature_cnn
+from utils.nets import ImageEncoder, cnn_out, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Natural, Positive, Run, RunConfig, main
@@ -119,10 +119,10 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
-            updates_before = updates_due(step, cfg)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
             # As many as became due in these num_envs steps: 0, 1 or more.
-            for _ in range(updates_due(step, cfg) - updates_before):
+            for _ in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next row of the log averages them
@@ -132,7 +132,7 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def updates_due(step: int, cfg: Config) -> int:
+def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
@@ -206,7 +206,7 @@ class Critic(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.dueling = cfg.dueling
-        self.encoder = nature_cnn(obs_space, cfg.bf16)
+        self.encoder = ImageEncoder(obs_space, cfg.bf16)
         sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
         self.head = mlp([*sizes, num_outputs], nn.ReLU)

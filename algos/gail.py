@@ -141,7 +141,8 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics, **disc_metrics)
+            run.store(**metrics, **disc_metrics)  # the next row averages them
+            run.report(step, envs, lr=lr)  # if due: log, evaluate, save
     return agent
 
 
@@ -216,7 +217,7 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             steps.append(metrics | {"policy_grad_norm": grad_norm})
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     return metrics | policy_change(agent, obs, act, logp_old) | {
-        "val": val, "explained_variance": explained, "lr": lr}
+        "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================

@@ -50,7 +50,7 @@ from torch.distributions import Categorical, Distribution
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.nets import (
-    Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp)
+    ObsStats, SquashedGaussian, categoricals, head_sizes, make_encoder, mlp)
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Positive, Run, RunConfig, main
@@ -131,7 +131,8 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # if due: log, evaluate, save
+            run.store(**metrics)  # the next row of the log averages them
+            run.report(step, envs, lr=lr)  # if due: log, evaluate, save
     return agent
 
 
@@ -181,7 +182,7 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             steps.append(metrics | {"grad_norm": grad_norm})
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     return metrics | policy_change(agent, obs, act, logp_old) | {
-        "val": val, "explained_variance": explained, "lr": lr}
+        "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================
@@ -335,7 +336,7 @@ class Agent(Policy):  # which adds predict(obs)
         if not self.discrete:
             return SquashedGaussian(out, self.log_std)
         if len(self.sizes) > 1:
-            return Categoricals(out, self.sizes)
+            return categoricals(out, self.sizes)
         return Categorical(logits=out, validate_args=False)
 
     def value(self, features: Features) -> PerSample:

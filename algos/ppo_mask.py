@@ -51,7 +51,7 @@ from torch.distributions import Categorical, Distribution
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.errors import UsageError
-from utils.nets import Categoricals, ObsStats, head_sizes, make_encoder, mlp
+from utils.nets import ObsStats, categoricals, head_sizes, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Fraction, Positive, Run, RunConfig, main
@@ -128,7 +128,8 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # if due: log, evaluate, save
+            run.store(**metrics)  # the next row of the log averages them
+            run.report(step, envs, lr=lr)  # if due: log, evaluate, save
     return agent
 
 
@@ -178,7 +179,7 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             steps.append(metrics | {"grad_norm": grad_norm})
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     return metrics | policy_change(agent, obs, act, logp_old) | {
-        "val": val, "explained_variance": explained, "lr": lr}
+        "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================
@@ -291,7 +292,7 @@ def mask_logits(logits: Logits, mask: Logits) -> Logits:
         pi(a|s) = mask_a exp(logit_a) / sum_b mask_b exp(logit_b)
 
     That is what a softmax makes of them. A logit that was replaced gets no gradient.
-    -inf would give 0 as well, but the entropy has 0 log 0 in it, and 0 (-inf) is NaN.
+    -inf would give 0 as well, but -sum p log p would then have 0 (-inf) in it, a NaN.
     """
     assert logits.shape == mask.shape
     return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
@@ -352,7 +353,7 @@ class Agent(Policy):  # which adds predict(obs)
         # contiguous(), here and below, makes results equal to ppo.py's to the last bit.
         out = mask_logits(self.actor(seen.contiguous()), mask)  # [B, k]
         if len(self.sizes) > 1:
-            return Categoricals(out, self.sizes)
+            return categoricals(out, self.sizes)
         return Categorical(logits=out, validate_args=False)
 
     def value(self, features: Features) -> PerSample:

@@ -128,7 +128,8 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, critic_opt, rollout)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # if due: log, evaluate, save
+            run.store(**metrics)  # the next row of the log averages them
+            run.report(step, envs)  # if due: log, evaluate, save
     return agent
 
 

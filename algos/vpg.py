@@ -121,7 +121,8 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, policy_opt, critic_opt, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # if due: log, evaluate, save
+            run.store(**metrics)  # the next row of the log averages them
+            run.report(step, envs, lr=lr)  # if due: log, evaluate, save
     return agent
 
 
@@ -172,7 +173,7 @@ def update(agent: Agent, policy_opt: Adam, critic_opt: Adam, rollout: Rollout,
     return metrics | {
         "policy_grad_norm": grad_norm,
         "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(v_grad_norms),
-        "val": val, "explained_variance": explained, "lr": lr}
+        "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================

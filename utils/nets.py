@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical, Distribution, Independent
 
 from utils.spaces import has_images, image_layout, is_image
 from utils.stats import RunningStats
@@ -59,26 +59,13 @@ class SquashedGaussian(Distribution):
         return (gaussian + 2 * (math.log(2) - self.loc - softplus)).sum(-1)
 
 
-class Categoricals(Distribution):
-    """Of k independent choices [..., k]. The i-th has sizes[i] values, with a logit each."""
-
-    arg_constraints = {}
-
-    def __init__(self, logits: Tensor, sizes: list[int]):
-        super().__init__(logits.shape[:-1], (len(sizes),), validate_args=False)
-        parts = logits.split(sizes, -1)
-        self.parts = [Categorical(logits=part, validate_args=False) for part in parts]
-
-    mode = property(lambda self: torch.stack([part.mode for part in self.parts], -1))
-
-    def sample(self) -> Tensor:
-        return torch.stack([part.sample() for part in self.parts], -1)
-
-    def log_prob(self, act: Tensor) -> Tensor:
-        return sum(part.log_prob(value) for part, value in zip(self.parts, act.unbind(-1)))
-
-    def entropy(self) -> Tensor:
-        return sum(part.entropy() for part in self.parts)
+def categoricals(logits: Tensor, sizes: list[int]) -> Distribution:
+    """Return the distribution of k independent choices [..., k]. Choice i has sizes[i] logits."""
+    most = max(sizes)  # the others get values of probability 0
+    parts = [nn.functional.pad(part, (0, most - part.shape[-1]), value=-math.inf)
+             for part in logits.split(sizes, -1)]
+    choices = Categorical(logits=torch.stack(parts, -2), validate_args=False)
+    return Independent(choices, 1, validate_args=False)
 
 
 class ObsStats(RunningStats):
@@ -100,9 +87,9 @@ class ObsStats(RunningStats):
 
 
 def make_encoder(space: gym.Space, bf16: bool = False) -> nn.Module:
-    """Return a network from observations to features [B, k]: `nature_cnn` for each image."""
+    """Return a network from observations to features [B, k]: an `ImageEncoder` for each image."""
     if is_image(space):
-        return nature_cnn(space, bf16)
+        return ImageEncoder(space, bf16)
     return JointEncoder(space.leaves, bf16) if has_images(space) else nn.Identity()
 
 
@@ -110,7 +97,7 @@ class JointEncoder(nn.ModuleList):
     """The parts of a Dict side by side [B, n] -> features [B, k], with each image encoded."""
 
     def __init__(self, parts: list[gym.Space], bf16: bool):
-        super().__init__(nn.Sequential(nn.Unflatten(1, part.shape), nature_cnn(part, bf16))
+        super().__init__(nn.Sequential(nn.Unflatten(1, part.shape), ImageEncoder(part, bf16))
                          if is_image(part) else nn.Identity() for part in parts)
         self.sizes = [gym.spaces.flatdim(part) for part in parts]
 
@@ -129,35 +116,30 @@ def head_sizes(space: gym.Space, hidden: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def cnn_out(space: gym.Space) -> tuple[int]:
-    """Return the shape of what `nature_cnn` makes of an image of this space: (512,) or (128,)."""
+    """Return the shape of what `ImageEncoder` makes of an image of this space: (512,) or (128,)."""
     return (128,) if min(np.delete(space.shape, image_layout(space.shape)[0])) < 36 else (512,)
 
 
-def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
-    """Return a network from images of this space, uint8 [B, C, H, W] or [B, H, W, C], to features.
+class ImageEncoder(nn.Sequential):
+    """A network from images of a space, uint8 [B, C, H, W] or [B, H, W, C], to features.
 
     It is that of Mnih et al. 2015 (Nature 518, 529), to [B, 512], or, for images with a side under
     36 pixels, that of Young & Tian 2019 (arXiv:1903.03176) for MinAtar, to [B, 128].
     `bf16`: compute in bfloat16. Weights and outputs are float32 all the same.
     """
-    axis, _ = image_layout(space.shape)
-    channels, (height, width) = space.shape[axis], np.delete(space.shape, axis).tolist()
-    if cnn_out(space) == (128,):
-        conv = nn.Sequential(nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
-    else:
-        conv = nn.Sequential(
-            nn.Conv2d(channels, 32, kernel_size=8, stride=4), nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
-            nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
-    num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
-    linear = nn.Linear(num_features, *cnn_out(space))
-    encoder = ImageEncoder(*conv, linear, nn.ReLU())
-    encoder.bf16, encoder.axis = bf16, axis
-    return encoder
 
-
-class ImageEncoder(nn.Sequential):
-    """The layers of `nature_cnn`. It scales pixels to [0, 1]; `axis` is that of the channels."""
+    def __init__(self, space: gym.Space, bf16: bool = False):
+        axis, _ = image_layout(space.shape)  # of the channels
+        channels, (height, width) = space.shape[axis], np.delete(space.shape, axis).tolist()
+        if cnn_out(space) == (128,):
+            layers = [nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten()]
+        else:
+            layers = [nn.Conv2d(channels, 32, kernel_size=8, stride=4), nn.ReLU(),
+                      nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
+                      nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten()]
+        num_features = nn.Sequential(*layers)(torch.zeros(1, channels, height, width)).shape[1]
+        super().__init__(*layers, nn.Linear(num_features, *cnn_out(space)), nn.ReLU())
+        self.axis, self.bf16 = axis, bf16
 
     def forward(self, images: Tensor) -> Tensor:
         if self.axis == 2:  # of [H, W, C]

@@ -8,14 +8,16 @@ from torch import Tensor, nn
 from utils import mpi
 
 
-class Optimizer:
+class Optimizer(nn.Module):
     """What Adam and RMSProp share.
 
     The parameters become views of one vector, `flat`, and their gradients views of another, `grad`.
-    So one message averages, one call takes the norm, and one call moves all weights.
+    So one message averages, one call takes the norm, and one call moves all weights. What the steps
+    have gathered are buffers, which are the state dict.
     """
 
     def __init__(self, params: nn.Module | Iterable[nn.Parameter]):
+        super().__init__()
         params = params.parameters() if isinstance(params, nn.Module) else params
         self.params = [param for param in params if param.requires_grad]
         if any(param.grad is not None for param in self.params):
@@ -52,10 +54,6 @@ class Optimizer:
             self.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
-
 
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1)."""
@@ -63,8 +61,9 @@ class Adam(Optimizer):
     def __init__(self, params, eps: float = 1e-8, beta1: float = 0.9):
         super().__init__(params)
         self.eps, self.beta1 = eps, beta1
-        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.steps = torch.zeros((), device=self.flat.device)
+        self.register_buffer("mean", torch.zeros_like(self.flat))
+        self.register_buffer("square", torch.zeros_like(self.flat))
+        self.register_buffer("steps", torch.zeros((), device=self.flat.device))
 
     def step(self, lr: float) -> None:
         self.check_views()
@@ -74,9 +73,6 @@ class Adam(Optimizer):
         torch._fused_adam_([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
                            lr=lr, beta1=self.beta1, beta2=0.999, eps=self.eps, weight_decay=0.0,
                            amsgrad=False, maximize=False)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"mean": self.mean, "square": self.square, "steps": self.steps}
 
 
 class RMSProp(Optimizer):
@@ -92,7 +88,7 @@ class RMSProp(Optimizer):
     def __init__(self, params, eps: float = 1e-5, tf_style: bool = False):
         super().__init__(params)
         self.eps, self.tf_style = eps, tf_style
-        self.square = torch.full_like(self.flat, float(tf_style))
+        self.register_buffer("square", torch.full_like(self.flat, float(tf_style)))
 
     def step(self, lr: float) -> None:
         self.check_views()
@@ -102,6 +98,3 @@ class RMSProp(Optimizer):
         else:
             root = self.square.sqrt() + self.eps
         self.flat.addcdiv_(self.grad, root, value=-lr)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"square": self.square}

@@ -200,7 +200,7 @@ def test_every_part_has_a_mask_of_its_own(mask):
     act = agent.act(obs)
     assert (act[:, 0] == 1).all() and set(act[:, 1].tolist()) == {0, 1}
     pi = agent.policy(agent.encoder(agent.normalize_obs(torch.from_numpy(obs[:1]))))
-    close(pi.entropy(), pi.parts[1].entropy())
+    close(pi.entropy(), pi.base_dist.entropy()[:, 1])
     assert agent.predict(raw)[0] == 1
     obs[7, agent.mask] = [1, 1, 1, 0, 0]                        # nothing is left of the second
     assert "action_mask [1.0, 1.0, 1.0, 0.0, 0.0]" in refused(agent.act, obs)

@@ -114,7 +114,7 @@ def test_vectors_pass_linear_layernorm_relu():
 def test_images_are_normalised_after_the_encoder():
     net, images = make_agent(IMAGES).critic, torch.randint(256, (2, 44, 36, 3), dtype=torch.uint8)
     features = images.permute(0, 3, 1, 2) / 255
-    for layer in net.encoder[:-1]:
+    for layer in [*net.encoder][:-1]:
         features = layer(features)
     assert (features >= 0).all() and features.shape == (2, 512)
     scale, shift = net.encoder[-1].weight, net.encoder[-1].bias

@@ -34,5 +34,5 @@ def test_the_critic_has_a_learning_rate_of_its_own():
     """Adam's first step is that long."""
     agent = make_agent(vpg, v_steps=1, v_lr=1e-3)
     before = parameters(agent.critic)
-    assert learn(vpg, agent, make_rollout(vpg, agent), lr=1e-4)[1]["lr"] == 1e-4
+    learn(vpg, agent, make_rollout(vpg, agent), lr=1e-4)
     close((parameters(agent.critic) - before).abs().max(), 1e-3, rtol=0.02, atol=0)

@@ -28,7 +28,7 @@ from utils.envs import EpisodeRecorder, make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.goals import NO_INFO, goal_env
-from utils.nets import nature_cnn
+from utils.nets import ImageEncoder
 from utils.run import Run
 from utils.spaces import FlatBox, obs_kind
 from utils.wrappers import OwnStep, success as success_of
@@ -481,8 +481,8 @@ def test_a_run_says_by_which_rules_it_plays(capsys):
 
 def test_encoders_are_those_of_the_papers():
     """Mnih et al. 2015; Young & Tian 2019."""
-    small = nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
-    large = nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
+    small = ImageEncoder(Box(0, 255, (10, 10, 4), np.uint8))
+    large = ImageEncoder(Box(0, 255, (4, 84, 84), np.uint8))
     for net, shapes in ((small, [(16, 4, 3, 3), (128, 16 * 8 * 8)]), (large, [
             (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)])):
         layers = [layer for layer in net if not isinstance(layer, torch.nn.Flatten)]
@@ -521,7 +521,7 @@ def test_minatar_has_bytes_and_its_channels_last(game):
     assert games.unwrapped.envs[0].spec.max_episode_steps == 27_000  # MinAtar has no limit
     games = make_envs(Config(env=f"MinAtar/{game}-v1", env_kwargs='{"max_episode_steps": 9}'), 2)
     assert games.unwrapped.envs[0].spec.max_episode_steps == 9
-    encoder = nature_cnn(games.single_observation_space)
+    encoder = ImageEncoder(games.single_observation_space)
     features = encoder(torch.as_tensor(obs))
     encoder.bf16 = True
     short = encoder(torch.as_tensor(obs))

@@ -12,7 +12,7 @@ from tests.toy import Config
 from tests.utils.test_envs import uneven
 from utils.envs import make_envs
 from utils.goals import goal_env
-from utils.nets import nature_cnn
+from utils.nets import ImageEncoder
 from utils.spaces import act_kind, image_layout
 
 
@@ -116,7 +116,7 @@ def test_the_shape_tells_which_axis_has_the_channels(shape, axis, clear, capsys)
     assert not any(map(image_layout, [(4, 40, 3), (84, 3, 84), (4, 4, 16), (84, 84)]))
     space = Box(0, 255, shape, np.uint8)
     image = torch.randint(256, (2, *shape), dtype=torch.uint8)
-    net = nature_cnn(space)
+    net = ImageEncoder(space)
     conv = next(layer for layer in net if isinstance(layer, torch.nn.Conv2d))
     assert conv.in_channels == shape[axis]
     seen = []

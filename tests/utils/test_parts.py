@@ -12,7 +12,8 @@ from tests import registry
 from tests.envs import Uneven
 from tests.helpers import close, refused
 from utils.envs import make_envs
-from utils.nets import Categoricals, ObsStats, cnn_out, head_sizes, make_encoder, nature_cnn
+from utils.nets import (
+    ImageEncoder, ObsStats, categoricals, cnn_out, head_sizes, make_encoder)
 from utils.play import Play, load_agent, main as play
 from utils.spaces import FlatBox, Numbered, Parts, num_acts, obs_kind
 from utils.stats import RunningStats
@@ -48,7 +49,7 @@ def test_each_image_of_a_dict_has_an_encoder_of_its_own():
     before, features, _ = obs.clone(), net(obs), net(obs[:1])
     assert torch.equal(obs, before)                             # also where it is not copied
     small, large = (torch.from_numpy(np.stack([seen["eyes"][i] for seen in own])) for i in (0, 1))
-    alone = [nature_cnn(SMALL), nature_cnn(LARGE)]
+    alone = [ImageEncoder(SMALL), ImageEncoder(LARGE)]
     alone[0].load_state_dict(net[1][1].state_dict())
     alone[1].load_state_dict(net[2][1].state_dict())
     close(features, torch.cat([obs[:, :2], alone[0](small), alone[1](large), obs[:, -5:]], 1))
@@ -104,7 +105,7 @@ def test_an_algorithm_without_one_refuses_it_before_a_folder_exists():
 def test_a_distribution_of_parts_is_that_of_independent_choices():
     """By all 6 combinations of 2 and 3 values: their probabilities, entropy, and the best one."""
     logits = torch.randn(4, 5)
-    pi = Categoricals(logits, [2, 3])
+    pi = categoricals(logits, [2, 3])
     acts = torch.cartesian_prod(torch.arange(2), torch.arange(3))
     first, second = logits[:, :2].softmax(1), logits[:, 2:].softmax(1)
     joint = (first[:, :, None] * second[:, None]).flatten(1)
