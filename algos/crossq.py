@@ -167,7 +167,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     if (count + 1) % cfg.policy_delay > 0:
         return metrics
 
-    loss, actor_metrics, logp = actor_loss(agent, batch)
+    loss, actor_metrics = actor_loss(agent, batch)
     actor_opt.zero_grad()
     # The gradient goes through Q, but only the actor's weights receive it.
     loss.backward(inputs=list(agent.actor.parameters()))
@@ -176,7 +176,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     actor_opt.step(cfg.lr)
 
     if cfg.learn_alpha:
-        loss, alpha_metrics = alpha_loss(agent, logp)
+        loss, alpha_metrics = alpha_loss(agent, actor_metrics["logp"])
         alpha_opt.zero_grad()
         loss.backward()
         alpha_opt.average_grads()
@@ -248,10 +248,10 @@ def sample_squashed_gaussian(out: Float32[Tensor, "B k"], deterministic: bool = 
     return u.tanh(), (logp_u - log_jacobian).sum(-1)
 
 
-def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = mean [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))], where a ~ pi(.|s).
 
-    That is -mean V(s). Also return log pi(a|s).
+    That is -mean V(s). `alpha_loss` takes `logp`.
     The gradient reaches the actor through a and log pi. If pi could be any density, the
     best one would be proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
 
@@ -264,7 +264,7 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSampl
     q1, q2 = agent.critic(batch.obs, act)
     assert q1.shape == q2.shape == logp.shape
     loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
-    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}, logp.detach()
+    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}
 
 
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:

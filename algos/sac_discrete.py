@@ -164,7 +164,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     metrics["critic_grad_norm"] = critic_opt.grad_norm()
     critic_opt.step(cfg.lr)
 
-    loss, actor_metrics, mean_logp = actor_loss(agent, batch)
+    loss, actor_metrics = actor_loss(agent, batch)
     actor_opt.zero_grad()
     loss.backward()
     actor_opt.average_grads()
@@ -172,7 +172,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     actor_opt.step(cfg.lr)
 
     if cfg.learn_alpha:
-        loss, alpha_metrics = alpha_loss(agent, mean_logp)
+        loss, alpha_metrics = alpha_loss(agent, -actor_metrics["entropy"])
         alpha_opt.zero_grad()
         loss.backward()
         alpha_opt.average_grads()
@@ -232,11 +232,11 @@ def at_action(values: Float32[Tensor, "B k *n"], act: Choices
     return values[torch.arange(len(act), device=act.device), act]
 
 
-def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = mean sum_a pi(a|s) [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))].
 
-    That is -mean V(s), by the critics, not their targets. Also return, for each s,
-    sum_a pi(a|s) log pi(a|s): the mean that SAC estimates by one sample.
+    That is -mean V(s), by the critics, not their targets. `alpha_loss` takes `entropy`,
+    H(s) = -sum_a pi(a|s) log pi(a|s), which SAC estimates by one sample.
     The gradient reaches the actor through pi(a|s) and log pi; Q is a constant. All k
     actions count, not only the one in the buffer, which an old policy took. The best
     pi is a softmax, proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
@@ -246,8 +246,8 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSampl
         q1, q2 = agent.critic(batch.obs)
     assert q1.shape == q2.shape == logp.shape
     loss = expectation(logp, agent.alpha() * logp - torch.min(q1, q2)).mean()
-    mean_logp = expectation(logp, logp).detach()
-    return loss, {"actor_loss": loss.detach(), "entropy": -mean_logp}, mean_logp
+    entropy = -expectation(logp, logp).detach()
+    return loss, {"actor_loss": loss.detach(), "entropy": entropy}
 
 
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:

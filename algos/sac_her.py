@@ -160,7 +160,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     metrics["critic_grad_norm"] = critic_opt.grad_norm()
     critic_opt.step(cfg.lr)
 
-    loss, actor_metrics, logp = actor_loss(agent, batch)
+    loss, actor_metrics = actor_loss(agent, batch)
     actor_opt.zero_grad()
     # The gradient goes through Q, but only the actor's weights receive it.
     loss.backward(inputs=list(agent.actor.parameters()))
@@ -169,7 +169,7 @@ def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
     actor_opt.step(cfg.lr)
 
     if cfg.learn_alpha:
-        loss, alpha_metrics = alpha_loss(agent, logp)
+        loss, alpha_metrics = alpha_loss(agent, actor_metrics["logp"])
         alpha_opt.zero_grad()
         loss.backward()
         alpha_opt.average_grads()
@@ -236,10 +236,10 @@ def sample_squashed_gaussian(out: Float32[Tensor, "B k"], deterministic: bool = 
     return u.tanh(), (logp_u - log_jacobian).sum(-1)
 
 
-def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = mean [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))], where a ~ pi(.|s).
 
-    That is -mean V(s), by the critics, not their targets. Also return log pi(a|s).
+    That is -mean V(s), by the critics, not their targets. `alpha_loss` takes `logp`.
     The gradient reaches the actor through a and log pi. If pi could be any density, the
     best one would be proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
 
@@ -249,7 +249,7 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSampl
     q1, q2 = agent.critic(batch.obs, act)
     assert q1.shape == q2.shape == logp.shape
     loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
-    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}, logp.detach()
+    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}
 
 
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:

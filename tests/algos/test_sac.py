@@ -73,8 +73,8 @@ def test_a_fixed_temperature_may_be_0(algo):
         agent, batch = make_agent(algo, alpha=alpha, learn_alpha=False), make_batch(algo)
         assert agent.alpha() == alpha and agent.log_alpha.isfinite()
         torch.manual_seed(1)
-        loss, _, logp = algo.actor_loss(agent, batch)
-        losses.append(loss.detach()), logps.append(logp.mean())
+        loss, metrics = algo.actor_loss(agent, batch)
+        losses.append(loss.detach()), logps.append(metrics["logp"].mean())
     close(losses[0], losses[1] - 0.5 * logps[1])
 
 
