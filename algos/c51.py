@@ -131,10 +131,10 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
-            updates_before = updates_due(step, cfg)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
             # As many as became due in these num_envs steps: 0, 1 or more.
-            for _ in range(updates_due(step, cfg) - updates_before):
+            for _ in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next row of the log averages them
@@ -144,7 +144,7 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def updates_due(step: int, cfg: Config) -> int:
+def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
@@ -190,10 +190,10 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     mean of these m. It is the entropy of p there, so it does not fall to 0.
     """
     with torch.no_grad():  # the critic moves towards the target, not vice versa
-        next_logp = agent.critic_targ(batch.next_obs)
-        next_act = mean_of(next_logp, agent.atoms).argmax(-1)  # a'
+        next_targ = agent.critic_targ(batch.next_obs)
+        next_act = mean_of(next_targ, agent.atoms).argmax(-1)  # a'
         target, clipped = project(batch.rew, agent.cfg.gamma * (1 - batch.terminated),
-                                  at_action(next_logp, next_act).exp(), agent.atoms)
+                                  at_action(next_targ, next_act).exp(), agent.atoms)
     logp = at_action(agent.critic(batch.obs), batch.act)
     assert logp.shape == target.shape  # [B, n]
     loss = -(target * logp).sum(-1).mean()

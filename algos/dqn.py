@@ -19,7 +19,7 @@ One step of `train`:
 Departures from the paper. Double DQN (see critic_loss) and the dueling network (see
 dueling_q) came later; --no-double --no-dueling turn them off. Adam replaces RMSProp.
 The learning rate falls to 0, `target_every` counts environment steps, not updates, and
-eps falls from the first step on. huber_delta is 100 for CartPole and 1 for MinAtar.
+eps falls from the first step on. The settings are for CartPole and MinAtar.
 
 Healthy values. On CartPole a discounted return is at most 1 / (1 - gamma) = 100. `q`
 rises to 75 in 25,000 steps and ends between 95 and 115, since some bias remains; if it
@@ -122,10 +122,10 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
-            updates_before = updates_due(step, cfg)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
             # As many as became due in these num_envs steps: 0, 1 or more.
-            for _ in range(updates_due(step, cfg) - updates_before):
+            for _ in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next row of the log averages them
@@ -135,7 +135,7 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def updates_due(step: int, cfg: Config) -> int:
+def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import huber_loss
 
 # mpi        several processes may share the environments and each batch. Config has
 #            totals; mpi.share(total) is the part of this process
@@ -120,10 +120,10 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
-            updates_before = updates_due(step, cfg)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
             # As many as became due in these num_envs steps: 0, 1 or more.
-            for _ in range(updates_due(step, cfg) - updates_before):
+            for _ in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next row of the log averages them
@@ -133,7 +133,7 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def updates_due(step: int, cfg: Config) -> int:
+def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
@@ -199,7 +199,7 @@ def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
     """
     assert quantiles.shape == target.shape  # [B, 1] would pass through the lines below
     error = target[:, None, :] - quantiles[:, :, None]  # x_ij, [B, n, n]
-    huber = smooth_l1_loss(error, torch.zeros_like(error), reduction="none")  # h
+    huber = huber_loss(error, torch.zeros_like(error), reduction="none")  # h
     weight = (taus[:, None] - (error < 0).float()).abs()
     return (weight * huber).mean(-1).sum(-1)
 

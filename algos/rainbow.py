@@ -133,9 +133,9 @@ def train(cfg: Config) -> Agent:
             beta = cfg.beta_start + (1 - cfg.beta_start) * step / cfg.total_steps
             act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
-            updates_before = updates_due(step, cfg)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
-            for _ in range(updates_due(step, cfg) - updates_before):
+            for _ in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size), cfg, beta)
                 metrics = update(agent, optimizer, batch, lr)
                 buffer.set_priorities(batch.rows, metrics["kl"] ** cfg.omega)
@@ -146,7 +146,7 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def updates_due(step: int, cfg: Config) -> int:
+def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
