@@ -111,7 +111,8 @@ FILES = {"algos/a.py": "import utils.stats\nfrom utils import mine, mpi\n"
          "algos/b.py": "from utils.film import draw", "utils/mpi.py": "import numpy",
          "utils/envs.py": "def make():\n    from utils.wrappers import wrap",
          "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs",
-         "utils/goals.py": "x = 1", "utils/stats.py": "x = 1", "tasks.py": "length = 1",
+         "utils/goals.py": "x = 1", "utils/stats.py": "x = 1", "utils/seeds.py": "x = 1",
+         "tasks.py": "length = 1",
          "utils/mine.py": "import helper, torch", "helper.py": "from algos import b",
          "pack/__init__.py": "from .far import World", "pack/far.py": "from . import near",
          "pack/near.py": "x = 1"}
@@ -127,7 +128,8 @@ ROWS = {"a": ("a", "Toy-v0"), "b": ("b", "Toy-v0"), "t": ("b", "tasks:Toy-v0"),
     ("utils/mine.py", "import helper as h", "a"), ("helper.py", "import algos.b", "a"),
     ("pack/near.py", "x = 2", "p"), ("pack/far.py", "from . import near as n", "p"),
     ("utils/stats.py", "x = 2", "a"), ("utils/mpi.py", "half written = (", "a"),
-    ("utils/goals.py", "x = 2", ""), ("tasks.py", "length = 2", "t")])
+    ("utils/goals.py", "x = 2", ""), ("utils/seeds.py", "x = 2", "abtp"),
+    ("tasks.py", "length = 2", "t")])
 def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed, monkeypatch):
     found = []
     for tree, files in ("old", FILES), ("new", FILES | {name: text}):

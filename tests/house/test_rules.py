@@ -16,7 +16,8 @@ from utils.run.code import HELPERS
 SECTIONS = ["config", "data types", "train", "losses", "kfac", "agent", "buffer"]
 OPTIONAL = {"kfac", "buffer"}
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
-MAY_IMPORT = {f"utils.{name}" for name in HELPERS - {"atari", "wrappers"} | {"errors", "run"}}
+MAY_IMPORT = {f"utils.{name}"
+              for name in HELPERS - {"atari", "seeds", "wrappers"} | {"errors", "run"}}
 # What a folder, or a file beside them, may import from others. Nobody may import tests.
 ARROWS = {"utils": "", "tasks": "", "plot": "utils", "algos": "utils",
           "diagnose": "algos utils plot", "benchmarks": "diagnose utils plot",

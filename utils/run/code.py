@@ -16,10 +16,10 @@ from pathlib import Path
 
 UTILS = Path(__file__).resolve().parents[1]
 ARITHMETIC = "mpi stats optim nets envs".split()  # what learning is computed with in all files
-# Modules of utils/ on which training does not depend, as evaluations do. (If seeds.py or env_ids.py
-# changes, or in run/ the default of start_steps or --init-from, ask all published rows again.)
-STAGE = set("command env_ids errors evaluate export files film load logger play results roles run "
-            "seeds sweep".split())
+# Modules of utils/ on which training does not depend, as evaluations do. (If env_ids.py changes, or
+# in run/ the default of start_steps or --init-from, ask all published rows again.)
+STAGE = set("command env_ids errors evaluate export files film load logger play results returns "
+            "roles run sweep".split())
 HELPERS = {path.stem for path in UTILS.glob("[a-z]*.py")} - STAGE
 OURS = "utils algos tasks".split()
 # Where Python's own modules are, and those that pip installs.
@@ -62,14 +62,15 @@ def origin() -> dict:
 def code(file: Path | None, env: str = "", utils: Path = UTILS) -> str:
     """Return a hash of the code that an algorithm learns with, without comments and docstrings.
 
-    That is its file, the module before the colon of `env`, and what these import, directly or not:
-    modules of utils/, but for STAGE, of algos/, and the user's own. "" for a notebook.
+    That is its file, seeds.py, the module before the colon of `env`, and what these import,
+    directly or not: modules of utils/ but for STAGE, of algos/, and the user's own. A notebook
+    has "".
     """
     if not file:
         return ""
     folder = file.parent.name
     own = f"{folder}.{file.stem}" if folder in OURS else file.stem
-    todo, found = [env.rpartition(":")[0], own], {}
+    todo, found = ["utils.seeds", env.rpartition(":")[0], own], {}
     while todo:
         name = todo.pop()
         path = find(name, utils) if found else file
