@@ -15,8 +15,8 @@ An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
-(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
-and synchronous steps: the threads of the paper's A3C do not wait for each other. GAE
+added norm_obs, scale_rew, max_grad_norm, orthogonal weights (Huang et al. 2022) and
+synchronous steps: the threads of the paper's A3C do not wait for each other. GAE
 replaces n-step returns, which are lam = 1. RMSProp is PyTorch's, which learns more.
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.

@@ -16,7 +16,7 @@ they go through the critics as one batch of 2B rows; the second half gives the t
 
 One step of `train`:
 
-    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
+    interact       take a ~ pi(.|s), from `act`; store (s, a, r, s', terminated)
     update         one Adam step of the critics; every `policy_delay`-th time one of the
                    actor and one of alpha
 
@@ -73,7 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     batch_size: int = 256  # B, samples per update (usually 64 to 512)
     lr: Positive = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
-    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature, at first if learned; a fixed one is usually 0.2
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     policy_delay: int = 3  # critic updates per update of actor and alpha (1 to 3)
     warm_up: Natural = 100_000  # updates before a network renormalises: see BatchRenorm

@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1.5e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 150_000  # transitions in the replay buffer
+    buffer_size: int = 150_000  # transitions in the replay buffer; here all of a run
     start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 200  # environment steps between copies to critic_targ
@@ -82,7 +82,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
-    huber_delta: Positive = 100.0  # d, the error beyond which L is linear (1 to 100)
+    huber_delta: Positive = 100.0  # d, the error beyond which h is linear (1 to 100)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
@@ -164,7 +164,7 @@ def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict
 
 # ======================================= losses =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Q fits y, which takes the action a' that looks best in s'.
+    """Q(s, a) fits y, for the action a' that looks best in s'.
 
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant

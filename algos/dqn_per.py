@@ -81,7 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
-    huber_delta: Positive = 100.0  # d, the error beyond which L is linear (1 to 100)
+    huber_delta: Positive = 100.0  # d, the error beyond which h is linear (1 to 100)
     omega: Fraction = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
     beta_start: Fraction = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image
@@ -172,7 +172,7 @@ def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict
 
 # ======================================= losses =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Q fits y, which takes the action a' that looks best in s'.
+    """Q(s, a) fits y, for the action a' that looks best in s'.
 
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant

@@ -18,9 +18,9 @@ An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. tanh squashes continuous actions. Each epoch computes A and
-R anew, except on games. lr, minibatch_size and std_init are our choices. OpenAI
-Baselines (Huang et al. 2022) added norm_obs, scale_rew, norm_adv, max_grad_norm and
-orthogonal weights; only norm_obs clearly helped (benchmarks/decisions.md).
+R anew, except on games. lr, num_envs, minibatch_size and std_init are our choices.
+OpenAI Baselines added norm_obs, scale_rew, norm_adv, max_grad_norm and orthogonal
+weights (Huang et al. 2022); only norm_obs clearly helped (benchmarks/decisions.md).
 
 Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.07 and `clip_frac`
 from 0.1 to 0.55 in nine of ten updates. Towards the end of a run, both fall to 0.

@@ -16,7 +16,7 @@ entropy H(s) is a bonus to the reward, and so it stays random where that costs l
 Targets come from target networks (`_targ`), which follow the others slowly, so that no
 critic chases its own changes. One step of `train`:
 
-    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
+    interact       take a ~ pi(.|s), from `act`; store (s, a, r, s', terminated)
     update         one Adam step on each loss; the target critics follow
 
 Departures from the paper. As in the authors' early code: log alpha in `alpha_loss`, log
@@ -73,7 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: Positive = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     tau: Fraction = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature, at first if learned; a fixed one is usually 0.2
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 

@@ -10,7 +10,7 @@ The actor gives log pi(a|s), and each critic Q(s, a), for all k actions at once.
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
     actor_loss     pi maximises V(s), with Q held fixed
     alpha_loss     alpha falls while the entropy is above its target, else it rises
-    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
+    interact       take a ~ pi(.|s), from `act`; store (s, a, r, s', terminated)
     update         one Adam step on each loss; the target critics follow
 
 Where it fails. The paper's target entropy is 0.98 log k: for k = 2, probabilities of
@@ -76,7 +76,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: Positive = 5e-4  # Adam's learning rate (1e-4 to 1e-3)
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     tau: Fraction = 0.01  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature, at first if learned; a fixed one is usually 0.2
     learn_alpha: bool = True  # tune alpha until the entropy is H_0
     target_entropy_ratio: float = 0.2  # H_0 / log k, below 1 (0.2 to 0.9; paper: 0.98)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, unless obs is an image

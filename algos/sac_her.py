@@ -11,7 +11,7 @@ from them: it is off-policy, and a goal changes only the reward and the end of t
 episode, not where an action leads. The networks take the goal as an input, so what they
 learn carries over to other goals. One step of `train`:
 
-    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
+    interact       take a ~ pi(.|s), from `act`; store (s, a, r, s', terminated)
     buffer.sample  draw a batch and relabel k / (k + 1) of it: goal, r, terminated
     update         one Adam step on each loss; the target critics follow
 
@@ -77,7 +77,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     tau: Fraction = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     her_k: Natural = 4  # k, relabelled transitions per original (4 or 8); 0: plain SAC
-    alpha: float = 1.0  # temperature (usually 0.2); with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature, at first if learned; a fixed one is usually 0.2
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 

@@ -15,7 +15,7 @@ The idea. Three changes keep the error small:
 Targets come from target networks (`_targ`), which follow the others slowly, so that no
 critic chases its own changes. One step of `train`:
 
-    interact      a = pi(s) + noise; store (s, a, r, s', terminated) in the buffer
+    interact      take a = pi(s) + noise, from `act`; store (s, a, r, s', terminated)
     update        one Adam step on critic_loss; if due, one on actor_loss and the target
                   networks follow
 
@@ -23,8 +23,8 @@ Departures from the paper. As in the authors' later code (github.com/sfujim/TD3)
 of 256 units (paper: 400, 300), batches of 256 (100), no updates during the random
 actions at the start. Ours: start_steps; Q takes actions in [-1, 1], the unit of noise.
 
-Healthy values. With --eval-every, `eval_q`, which is Q_1, rises to `eval_discounted`,
-the return that then followed. With DDPG, it rises above.
+Healthy values. With --eval-every, `eval_q`, which is Q_1, ends near `eval_discounted`,
+the return that then followed. With DDPG, it often ends above.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)
