@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1.5e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 150_000  # transitions in the replay buffer; here all of a run
+    buffer_size: int = 150_000  # transitions in the replay buffer; by default all
     start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 200  # environment steps between copies to critic_targ
@@ -164,7 +164,7 @@ def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict
 
 # ======================================= losses =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Q(s, a) fits y, for the action a' that looks best in s'.
+    """Q(s, a) fits y, which continues with the action a' that looks best in s'.
 
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant

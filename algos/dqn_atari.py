@@ -161,7 +161,7 @@ def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict
 
 # ======================================= losses =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Q(s, a) fits y, for the action a' that looks best in s'.
+    """Q(s, a) fits y, which continues with the action a' that looks best in s'.
 
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant

@@ -292,7 +292,8 @@ def mask_logits(logits: Logits, mask: Logits) -> Logits:
         pi(a|s) = mask_a exp(logit_a) / sum_b mask_b exp(logit_b)
 
     That is what a softmax makes of them. A logit that was replaced gets no gradient.
-    -inf would give 0 as well, but -sum p log p would then have 0 (-inf) in it, a NaN.
+    -inf would give 0 as well, but -sum p log p then has 0 (-inf) in it, a NaN unless a
+    library guards against it.
     """
     assert logits.shape == mask.shape
     return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)

@@ -10,7 +10,7 @@ The actor gives log pi(a|s), and each critic Q(s, a), for all k actions at once.
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
     actor_loss     pi maximises V(s), with Q held fixed
     alpha_loss     alpha falls while the entropy is above its target, else it rises
-    interact       take a ~ pi(.|s), from `act`; store (s, a, r, s', terminated)
+    interact       take the a ~ pi(.|s) of `act`; store (s, a, r, s', terminated)
     update         one Adam step on each loss; the target critics follow
 
 Where it fails. The paper's target entropy is 0.98 log k: for k = 2, probabilities of
@@ -235,7 +235,7 @@ def at_action(values: Float32[Tensor, "B k *n"], act: Choices
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = mean sum_a pi(a|s) [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))].
 
-    That is -mean V(s), by the critics, not their targets. `alpha_loss` takes `entropy`,
+    That is -mean V(s), by the critics, not their targets. `alpha_loss` needs `entropy`,
     H(s) = -sum_a pi(a|s) log pi(a|s), which SAC estimates by one sample.
     The gradient reaches the actor through pi(a|s) and log pi; Q is a constant. All k
     actions count, not only the one in the buffer, which an old policy took. The best

@@ -60,7 +60,10 @@ class SquashedGaussian(Distribution):
 
 
 def categoricals(logits: Tensor, sizes: list[int]) -> Distribution:
-    """Return the distribution of k independent choices [..., k]. Choice i has sizes[i] logits."""
+    """Return the distribution of k independent choices [..., k]. Choice i has sizes[i] logits.
+
+    It computes with k max(sizes) logits, so one choice among 1,000 makes all slow.
+    """
     most = max(sizes)  # the others get values of probability 0
     parts = [nn.functional.pad(part, (0, most - part.shape[-1]), value=-math.inf)
              for part in logits.split(sizes, -1)]

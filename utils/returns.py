@@ -18,7 +18,7 @@ def curve(steps: np.ndarray, returns: np.ndarray, last: int) -> list[list]:
 
 
 def ends_at(curve: list[list], last: int) -> float:
-    """Return the mean of a curve's last ten points; NaN if no episode ended there.
+    """Return the mean of a curve's points in the last tenth, ten at most; NaN if there are none.
 
     The last 100 episodes instead would be all episodes of 100,000 steps of HalfCheetah.
     """

@@ -260,7 +260,7 @@ def test_statistics_before_an_update_are_those_of_all_rollouts_before_it(name, k
 @every_kind
 def test_every_update_moves_every_parameter_that_learns(name, kind, watched):
     """In its optimizer's own storage; targets follow by the end, unless the row says that they are
-    fixed; metrics are finite constants."""
+    fixed; metrics are finite constants, and progress.csv has them."""
     learner = watched.state.get("learner", watched.agent)
     key = next(key for key, x in watched.state.items() if x is learner)
     learns = {name for name, param in learner.named_parameters() if param.requires_grad}
@@ -286,6 +286,7 @@ def test_every_update_moves_every_parameter_that_learns(name, kind, watched):
         for metric, x in phase.metrics.items():
             x = torch.as_tensor(x)
             assert x.isfinite().all() and not x.requires_grad, metric
+            assert {metric, f"{metric}_mean"} & watched.rows[-1].keys(), metric
 
 
 @every_algo
@@ -520,8 +521,7 @@ def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
     alone = watch(name, config(name, run_dir="alone", **counts))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)      # a run of several sets its own
     twin = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, bcast=lambda x: x,
-                           allgather=lambda x: [x, x],          # the other is not there
-                           Split_type=lambda kind: twin)
+                           allgather=lambda x: [x, x])          # the other is not there
     for function, told in (("comm", lambda: twin), ("launched", lambda: 2),
                            ("average", lambda x: x)):
         monkeypatch.setattr(mpi, function, told)

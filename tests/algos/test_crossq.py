@@ -175,12 +175,15 @@ def test_every_third_update_moves_the_actor_and_alpha(learn_alpha):
     optimizers = offpolicy.make_optimizers(agent)
     for count in range(7):
         parts = agent.critic, agent.actor, agent.log_alpha
-        before = [flat(part) for part in parts]
+        before, log_alpha = [flat(part) for part in parts], agent.log_alpha.item()
         metrics = crossq.update(agent, *optimizers.values(), batch, count)
         still = [torch.equal(old, flat(part)) for old, part in zip(before, parts)]
         due = count in (2, 5)
         assert still == [False, not due, not (due and learn_alpha)]
         assert ("actor_loss" in metrics, "alpha" in metrics) == (due, due and learn_alpha)
+        if due and learn_alpha:
+            close(metrics["alpha_loss"],
+                  -log_alpha * (metrics["logp"].mean() + agent.target_entropy))
     assert learn_alpha or agent.alpha() == torch.tensor(0.3)
     counts = [norms(net)[0].count for net in (agent.critic.q1, agent.critic.q2, agent.actor)]
     assert counts == [7, 7, 2]

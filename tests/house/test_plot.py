@@ -13,7 +13,7 @@ import plot
 from algos import ppo
 from benchmarks import suite, table
 from tests.helpers import refused
-from utils.returns import curve, ends_at
+from utils.returns import curve
 from utils import sweep
 from utils.command import program, read_command
 
@@ -293,11 +293,17 @@ def test_the_end_of_a_run_is_its_last_tenth(count, mean, cli):
 
     A hundredth of the steps with many short episodes counts once, as in the published tables.
     """
-    assert ends_at(curve([905] * 9 + [1000], [0] * 9 + [100], 1000), 1000) == 50
+    run = write_run("other", steps=1000)
+    rows = [f"{step},1,0,{ret},9" for step, ret in [(905, 0)] * 9 + [(1000, 100.1264)]]
+    (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *rows, ""]))
+    assert plot.read_run(run, "steps", "ep_ret").train == pytest.approx(50.063)
+    result = {"curve": curve([905, 1000], [0, 100.1264], 1000), "steps": 1000, "total_steps": 900}
+    assert suite.ends_at(result) == pytest.approx(50.063)
+    assert np.isnan(suite.ends_at(result | {"curve": [[900, 1]]}))
     write_run("runs/a", returns=range(count), total_steps=10 * count)
     out, _ = cli("runs")
     assert rows_of(out)[0]["train"] == mean
-    assert "in the last tenth of the steps (" in out and "-: fewer than 5 episodes" in out
+    assert "in the last tenth of the steps: " in out and "-: fewer than 5 episodes" in out
 
 
 def test_compare_answers_in_the_direction_asked(cli):

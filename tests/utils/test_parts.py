@@ -55,6 +55,7 @@ def test_each_image_of_a_dict_has_an_encoder_of_its_own():
     close(features, torch.cat([obs[:, :2], alone[0](small), alone[1](large), obs[:, -5:]], 1))
     assert head_sizes(flat, (7, 6)) == (features.shape[1], 7, 6) == (2 + 128 + 512 + 5, 7, 6)
     assert head_sizes(LARGE, (7,)) == cnn_out(LARGE) and head_sizes(TWO, (7,)) == (2, 7)
+    assert make_encoder(flat, bf16=True)[1][1].bf16
 
 
 def test_statistics_are_those_of_all_that_is_no_image():

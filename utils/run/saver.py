@@ -41,9 +41,8 @@ class Saver:
     def load(self) -> tuple[int, float]:
         """Continue with what `save` wrote. Return the step and the seconds of training."""
         step, saved = checkpoint.load_resume(self.run_dir)
-        checkpoint.load_into(self.agent.load_state_dict, saved["state"]["agent"], self.run_dir)
         for name, part in self.state.items():
-            part.load_state_dict(saved["state"][name])
+            checkpoint.load_into(part.load_state_dict, saved["state"][name], self.run_dir)
         set_random_state(saved, self.device)
         with suppress(UsageError):  # there is no best.pt, or it is damaged
             self.best = checkpoint.load_file(self.run_dir / "best.pt").get("best", -math.inf)
