@@ -48,8 +48,8 @@ BUGS = {
         "    # The gradient goes through Q, but only the actor's weights receive it.\n"
         "    loss.backward(inputs=list(agent.actor.parameters()))\n", ""))),
     "D": Bug("a2c", ((
-        "        self.square = torch.full_like(self.flat, float(tf_style))\n",
-        "        self.square = torch.zeros_like(self.flat)\n"), (
+        "        self.register_buffer(\"square\", torch.full_like(self.flat, float(tf_style)))\n",
+        "        self.register_buffer(\"square\", torch.zeros_like(self.flat))\n"), (
         "        if self.tf_style:\n"
         "            root = (self.square + self.eps).sqrt()\n"
         "        else:\n"
