@@ -45,7 +45,7 @@ FEWEST = 5              # training episodes in the last tenth, for a mean at the
 FEW, ENOUGH = 3, 5      # the fewest seeds for the interval of a mean, and of a comparison
 AXES = {"steps": "environment steps", "time": "minutes", "ep_ret": "episode return"}
 LEGEND = f"""\
-train: mean return in the last tenth of the steps: the mean of up to ten means, one per hundredth
+train: mean return in the last tenth of the steps, where each hundredth of the steps counts once
 eval: mean return of the final policy without exploration noise
 -: fewer than {FEWEST} episodes there, or no evaluation: python -m utils.sweep --results FOLDER
 [a, b]: 95% percentile bootstrap over seeds; *: fewer than {FEW} seeds, so no interval, no claim"""

@@ -16,7 +16,7 @@ they go through the critics as one batch of 2B rows; the second half gives the t
 
 One step of `train`:
 
-    interact       take the a ~ pi(.|s) of `act`; store (s, a, r, s', terminated)
+    interact       take a ~ pi(.|s) (see `act`); store (s, a, r, s', terminated)
     update         one Adam step of the critics; every `policy_delay`-th time one of the
                    actor and one of alpha
 

@@ -13,7 +13,7 @@ The actor needs no search: the critic's gradient dQ/da points towards better act
 Targets come from target networks (`_targ`), which follow the others slowly, so that no
 critic chases its own changes. One step of `train`:
 
-    interact      take the a = pi(s) + noise of `act`; store (s, a, r, s', terminated)
+    interact      take a = pi(s) + noise (see `act`); store (s, a, r, s', terminated)
     update        one Adam step on critic_loss, one on actor_loss; then the target
                   networks follow
 

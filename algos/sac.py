@@ -16,7 +16,7 @@ entropy H(s) is a bonus to the reward, and so it stays random where that costs l
 Targets come from target networks (`_targ`), which follow the others slowly, so that no
 critic chases its own changes. One step of `train`:
 
-    interact       take the a ~ pi(.|s) of `act`; store (s, a, r, s', terminated)
+    interact       take a ~ pi(.|s) (see `act`); store (s, a, r, s', terminated)
     update         one Adam step on each loss; the target critics follow
 
 Departures from the paper. As in the authors' early code: log alpha in `alpha_loss`, log

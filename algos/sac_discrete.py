@@ -10,7 +10,7 @@ The actor gives log pi(a|s), and each critic Q(s, a), for all k actions at once.
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
     actor_loss     pi maximises V(s), with Q held fixed
     alpha_loss     alpha falls while the entropy is above its target, else it rises
-    interact       take the a ~ pi(.|s) of `act`; store (s, a, r, s', terminated)
+    interact       take a ~ pi(.|s) (see `act`); store (s, a, r, s', terminated)
     update         one Adam step on each loss; the target critics follow
 
 Where it fails. The paper's target entropy is 0.98 log k: for k = 2, probabilities of

@@ -11,7 +11,7 @@ from them: it is off-policy, and a goal changes only the reward and the end of t
 episode, not where an action leads. The networks take the goal as an input, so what they
 learn carries over to other goals. One step of `train`:
 
-    interact       take the a ~ pi(.|s) of `act`; store (s, a, r, s', terminated)
+    interact       take a ~ pi(.|s) (see `act`); store (s, a, r, s', terminated)
     buffer.sample  draw a batch and relabel k / (k + 1) of it: goal, r, terminated
     update         one Adam step on each loss; the target critics follow
 

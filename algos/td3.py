@@ -15,7 +15,7 @@ The idea. Three changes keep the error small:
 Targets come from target networks (`_targ`), which follow the others slowly, so that no
 critic chases its own changes. One step of `train`:
 
-    interact      take the a = pi(s) + noise of `act`; store (s, a, r, s', terminated)
+    interact      take a = pi(s) + noise (see `act`); store (s, a, r, s', terminated)
     update        one Adam step on critic_loss; if due, one on actor_loss and the target
                   networks follow
 

@@ -303,7 +303,7 @@ def test_the_end_of_a_run_is_its_last_tenth(count, mean, cli):
     write_run("runs/a", returns=range(count), total_steps=10 * count)
     out, _ = cli("runs")
     assert rows_of(out)[0]["train"] == mean
-    assert "in the last tenth of the steps: " in out and "-: fewer than 5 episodes" in out
+    assert "in the last tenth of the steps, where" in out and "-: fewer than 5 episodes" in out
 
 
 def test_compare_answers_in_the_direction_asked(cli):

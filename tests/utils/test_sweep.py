@@ -209,7 +209,7 @@ def test_result(run, capsys):
     lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
     config = json.loads((run / "config.json").read_text())
-    config["settings"] |= {"eval_every": 128, "bf16": True, "device": "cpu"}
+    config["settings"] |= {"eval_every": 128, "bf16": True, "device": "cpu", "total_steps": 500}
     (run / "config.json").write_text(json.dumps(config))
     assert sweep.main(sweep.Sweep(results="runs")) == 0
     path = run / "result.json"
@@ -222,9 +222,9 @@ def test_result(run, capsys):
     assert not {"seed", "env", "eval_every", "run_dir"} & set(result["settings"])
     assert result["backend"] == {"bf16": True, "device": "cpu"}
     assert result["changed"] == {
-        "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "rollout_steps": 256,
+        "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 500, "rollout_steps": 256,
         "minibatch_size": 64, "epochs": 1, "num_envs": 2, "hidden": [8]}
-    assert (result["steps"], result["total_steps"], result["episodes"]) == (512, 512, 150)
+    assert (result["steps"], result["total_steps"], result["episodes"]) == (512, 500, 150)
     assert result["train100"] == np.mean(np.arange(50, 150))
     assert result["seconds"] == float(read_table(run, "progress.csv")[-1]["time"])
     # 5.12 steps a bin: (0, 5.12] holds the episode that ended at 3, (5.12, 10.24] those at 6, 9.
