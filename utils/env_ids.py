@@ -55,10 +55,9 @@ def refusing_bad_env(cfg):
             gym.register_envs(importlib.import_module("ale_py"))
         if is_game(name, "MinAtar/") and "MinAtar/Breakout-v1" not in gym.registry:
             importlib.import_module("minatar.gym").register_envs()
-        # Other packages may build on it, and `mujoco_of_today` mends it.
+        # Other packages may build on it.
         if name.startswith(ROBOTICS) or package and importlib.util.find_spec("gymnasium_robotics"):
-            with contextlib.redirect_stderr(io.StringIO()):  # it prints notes
-                importlib.import_module("gymnasium_robotics")
+            mend_robotics()
         if package:
             importlib.import_module(package)
         spec = gym.registry.get(name)
@@ -67,7 +66,7 @@ def refusing_bad_env(cfg):
             raise gym.error.UnregisteredEnv(f"no version; the newest is {name}-v{newest}")
         if spec and "ale_py" in str(spec.entry_point) and not is_game(name, "ALE/"):
             raise gym.error.NameNotFound("its pictures are not preprocessed")
-        with warnings.catch_warnings(), mujoco_of_today():
+        with warnings.catch_warnings(), quiet_mujoco():
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield env_kwargs
     except UsageError:
@@ -97,18 +96,24 @@ def what_is_wrong(cfg, error: Exception) -> str:
             f"{said or at.line} ({at.filename}, line {at.lineno})")
 
 
-@contextlib.contextmanager
-def mujoco_of_today():
-    """Hide MuJoCo's notices of what is deprecated, for which it would write a file, MUJOCO_LOG.TXT.
+def mend_robotics():
+    """Let gymnasium-robotics see types of joints as numbers, which since MuJoCo 3.14 they are not.
 
-    And let gymnasium-robotics, which asks whether a number is `in` types of joints, see these as
-    numbers, too: since MuJoCo 3.14 they are not.
+    It asks whether a number is `in` them.
     """
     import mujoco  # takes a tenth of a second
 
-    if robotics := sys.modules.get("gymnasium_robotics.utils.mujoco_utils"):
-        joints = {name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()}
-        robotics.mujoco = SimpleNamespace(**vars(mujoco) | {"mjtJoint": SimpleNamespace(**joints)})
+    with contextlib.redirect_stderr(io.StringIO()):  # it prints notes
+        robotics = importlib.import_module("gymnasium_robotics.utils.mujoco_utils")
+    joints = {name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()}
+    robotics.mujoco = SimpleNamespace(**vars(mujoco) | {"mjtJoint": SimpleNamespace(**joints)})
+
+
+@contextlib.contextmanager
+def quiet_mujoco():
+    """Hide MuJoCo's notices of what is deprecated; for them it would write MUJOCO_LOG.TXT."""
+    import mujoco
+
     with contextlib.ExitStack() as stack:
         stack.callback(mujoco.set_mju_user_warning, mujoco.get_mju_user_warning())
         mujoco.set_mju_user_warning(

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import hashlib
+import inspect
 import json
 import shlex
 import subprocess
@@ -30,8 +31,10 @@ PARSER = threading.Lock()  # Python 3.11 raises SystemError if two threads parse
 
 def file_of(config_class) -> Path | None:
     """Return the file that defines a Config, or None if it is a notebook's."""
-    path = Path(getattr(sys.modules.get(config_class.__module__), "__file__", None) or "")
-    return path.resolve() if path.is_file() else None
+    try:
+        return Path(inspect.getsourcefile(config_class)).resolve()
+    except (OSError, TypeError):
+        return None
 
 
 def module_of(config_class) -> str:
