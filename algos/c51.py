@@ -6,8 +6,7 @@ sure return of 50 and a gamble between 0 and 100 have the same Q.
 The idea. Let the critic learn the distribution of the return, a histogram: fixed values
 z_0, ..., z_{n-1}, called atoms, with probabilities p_i(s, a). Bellman's equation holds
 for distributions, too: a return from s is r plus gamma times a return from s'. Only the
-mean, Q(s, a), chooses actions; why learning more helps is not fully understood. Double
-DQN and the dueling network are left out.
+mean, Q(s, a), chooses actions; why learning more helps is not fully understood.
 One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
@@ -19,12 +18,14 @@ The support. Hardly any discounted return should lie beyond v_min and v_max; non
 larger than max |r| / (1 - gamma). `clipped` is the probability out there, where all
 returns look alike (see project). If it stays above 0.01, widen the support.
 
-Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4); `project` mends a mistake.
-The learning rate falls to 0, `target_every` counts environment steps, not updates, and
-eps falls from the first step on. The settings are for CartPole and MinAtar.
+Departures from the paper. Double DQN (see critic_loss) and the dueling network (see
+dueling_logits) came later; --no-double --no-dueling turn them off. `project` mends a
+mistake. Adam's eps is 1e-8 (paper: 3e-4). The learning rate falls to 0, `target_every`
+counts environment steps, and eps falls from the first step on.
 
-Healthy values. On CartPole `q` rises to between 75 and 90, `q_loss` falls from log n =
-3.9 to about 2, `clipped` stays 0. Many runs end with the pole up for all 500 steps.
+Healthy values. On CartPole `q` rises above 60 in 30,000 steps and ends between 93 and
+97, `q_loss` falls from log n = 3.9 to below 0.3, `clipped` stays 0. The return is above
+450 from step 60,000 on, but may drop to half of it for some time.
 
 Run   python -m algos.c51 --env CartPole-v1
 Diff  diff algos/dqn.py algos/c51.py
@@ -72,16 +73,18 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1.5e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 50_000  # transitions in the replay buffer
+    buffer_size: int = 150_000  # transitions in the replay buffer (default: whole run)
     start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
-    target_every: int = 500  # environment steps between copies to critic_targ
+    target_every: int = 200  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
-    lr: Positive = 2.5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
+    lr: Positive = 5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     eps_end: Fraction = 0.04  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
+    double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
+    dueling: bool = True  # dueling network: learn what all actions have in common
     num_atoms: int = 51  # n, atoms (21 to 101)
     v_min: Real = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: Real = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
@@ -89,8 +92,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
-        "target_every": 1000, "batch_size": 32, "lr": 5e-4, "eps_end": 0.01,
-        "eps_steps": 100_000, "v_min": -20.0, "v_max": 20.0}
+        "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000,
+        "buffer_size": 50_000, "v_min": -20.0, "v_max": 20.0}
     for_atari = {"v_min": -10.0, "v_max": 10.0}  # for ALE/: clipped rewards
 
     def __post_init__(self):
@@ -177,7 +180,8 @@ def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """p(s, a) fits m, the distribution of r plus gamma times a return from s'.
 
-        a' = argmax_a Q_targ(s', a), where Q is the mean: see `mean_of`
+        Q  = sum_i p_i z_i, the mean: see `mean_of`
+        a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         d  = gamma (1 - terminated)
         m  = p_targ(s', a'), moved to r + d z: see `project`
         L  = -mean sum_i m_i log p_i(s, a), where m is a constant
@@ -188,10 +192,16 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
     r and s' are random, so m differs from sample to sample. L is least where p is the
     mean of these m. It is the entropy of p there, so it does not fall to 0.
+
+    If Q_targ also chooses a', the mean of m is too high on average, because it favours
+    actions whose errors are positive. In Double DQN (van Hasselt et al. 2016,
+    arXiv:1509.06461), Q chooses. Some bias remains: Q_targ is an older copy of Q, so
+    both often overrate the same action.
     """
     with torch.no_grad():  # the critic moves towards the target, not vice versa
         next_targ = agent.critic_targ(batch.next_obs)
-        next_act = mean_of(next_targ, agent.atoms).argmax(-1)  # a'
+        next_logp = agent.critic(batch.next_obs) if agent.cfg.double else next_targ
+        next_act = mean_of(next_logp, agent.atoms).argmax(-1)  # a'
         target, clipped = project(batch.rew, agent.cfg.gamma * (1 - batch.terminated),
                                   at_action(next_targ, next_act).exp(), agent.atoms)
     logp = at_action(agent.critic(batch.obs), batch.act)
@@ -261,15 +271,27 @@ class Critic(nn.Module):
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
-        self.shape = (num_acts, cfg.num_atoms)
+        self.dueling, self.num_atoms = cfg.dueling, cfg.num_atoms
         self.encoder = make_encoder(obs_space, cfg.bf16)
         sizes = head_sizes(obs_space, cfg.hidden)
-        num_outputs = math.prod(self.shape)
-        self.head = mlp([*sizes, num_outputs], nn.ReLU)
+        num_outputs = num_acts + 1 if cfg.dueling else num_acts
+        self.head = mlp([*sizes, num_outputs * cfg.num_atoms], nn.ReLU)
 
     def forward(self, obs: Observations) -> PerAction:
-        out = self.head(self.encoder(obs).float())
-        return out.unflatten(-1, self.shape).log_softmax(-1)  # finite, unlike log(0)
+        out = self.head(self.encoder(obs).float()).unflatten(-1, (-1, self.num_atoms))
+        out = dueling_logits(out[:, :1], out[:, 1:]) if self.dueling else out
+        return out.log_softmax(-1)  # finite, unlike log(0)
+
+
+def dueling_logits(base: Float32[Tensor, "B 1 n"], adv: PerAction) -> PerAction:
+    """b_i(s) + A_i(s, a) - mean_a A_i(s, a)  (Wang et al. 2016, arXiv:1511.06581).
+
+    In many states all actions are worth nearly the same. b is this common part, and it
+    learns from every sample, whichever action was taken. Without the mean of A, a
+    constant could move from A to b and leave p as it is. The paper gives b and A
+    separate hidden layers; here they share all.
+    """
+    return base + adv - adv.mean(1, keepdim=True)
 
 
 class Agent(Policy):  # which adds predict(obs)

@@ -65,7 +65,8 @@ def test_a_hair_beyond_the_end_is_no_alarm():
 
 def tiny_agent(own, targ):
     """Two actions, three atoms; the outputs of both networks are given, and do not depend on s."""
-    agent = make_agent(c51, num_acts=2, hidden=(), num_atoms=3, v_min=-1.0, v_max=1.0)
+    agent = make_agent(c51, num_acts=2, hidden=(), num_atoms=3, v_min=-1.0, v_max=1.0,
+                       dueling=False)
     for net, outputs in ((agent.critic, own), (agent.critic_targ, targ)):
         net.head[0].weight.data.zero_()
         net.head[0].bias.data.copy_(outputs.flatten())
@@ -90,21 +91,29 @@ def test_what_is_ruled_out_in_float32_has_a_finite_loss_and_is_still_learned():
     close(grad[-3:], vec(-0.5, 1, -0.5))
 
 
+@pytest.mark.parametrize("double,dueling", [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize("kind", ["vector", "film", "image"])
-def test_the_loss_is_that_of_a_loop_over_samples(kind):
+def test_the_loss_is_that_of_a_loop_over_samples(kind, double, dueling):
     """And its gradient that of a fit to constants: none reaches the network by the target."""
-    agent = make_agent(c51, kind, gamma=0.7, num_atoms=9, v_min=-2.0, v_max=1.0)
-    batch, losses, q = make_batch(c51, kind), [], []
-    out = through(agent.critic.head, agent.critic.encoder(batch.obs)).view(32, 4, 9)
+    agent = make_agent(c51, kind, gamma=0.7, num_atoms=9, v_min=-2.0, v_max=1.0,
+                       double=double, dueling=dueling)
+    batch, losses, q, alike = make_batch(c51, kind), [], [], set()
+    out = through(agent.critic.head, agent.critic.encoder(batch.obs)).view(32, 4 + dueling, 9)
+    if dueling:
+        out = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True)
     close(agent.critic(batch.obs), out.log_softmax(-1), rtol=1e-4)
     for k in range(32):
         with torch.no_grad():
-            prob = agent.critic_targ(batch.next_obs[k:k + 1])[0].exp().double()
-        best = (prob @ agent.atoms.double()).argmax()
+            own, prob = (net(batch.next_obs[k:k + 1])[0].exp().double()
+                         for net in (agent.critic, agent.critic_targ))
+        best, other = ((each @ agent.atoms.double()).argmax()
+                       for each in ((own, prob) if double else (prob, own)))
+        alike.add((best == other).item())
         target, _ = projected(batch.rew[k], batch.terminated[k], prob[best], agent.atoms, 0.7)
         logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
         q.append(logp.exp() @ agent.atoms)
         losses.append(-(torch.from_numpy(target).float() * logp).sum())
+    assert alike == {True, False}
     loss = torch.stack(losses).mean()
     metrics = fits(agent.critic, loss, c51.critic_loss, agent, batch)
     close(metrics["q_loss"], loss.detach())
