@@ -1,31 +1,30 @@
 """Categorical DQN (C51).  Bellemare, Dabney & Munos 2017, arXiv:1707.06887.
 
 The problem. The return after action a in state s is random. Q(s, a) is only its mean: a
-sure return of 50 and a gamble between 0 and 100 have the same Q.
+sure return of 50 and an even gamble between 0 and 100 have the same Q.
 
 The idea. Let the critic learn the distribution of the return, a histogram: fixed values
 z_0, ..., z_{n-1}, called atoms, with probabilities p_i(s, a). Bellman's equation holds
-for distributions, too: a return from s is r plus gamma times a return from s'. Only the
-mean, Q(s, a), chooses actions; why learning more helps is not fully understood.
+for distributions, too: a return from s is r plus gamma times a return from s'. So the
+target moves each z_i to r + gamma z_i and splits p_i between the two atoms next to it.
+Only the mean, Q(s, a), chooses actions; why learning more helps is not well understood.
 One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer
     update      once per `update_every` steps, one Adam step on critic_loss
-    (copy)      once per `target_every` steps, critic_targ <- critic
+    (copy)      once per `target_every` steps, critic_targ <- critic (see dqn.py)
 
-The support. Hardly any discounted return should lie beyond v_min and v_max; none is
-larger than max |r| / (1 - gamma). `clipped` is the probability out there, where all
-returns look alike (see project). If it stays above 0.01, widen the support.
+The support. No discounted return is larger than max |r| / (1 - gamma). Those beyond
+v_min and v_max look alike: if `clipped`, their share, stays above 0.05, widen it.
 
 Departures from the paper. Double DQN (see critic_loss) and the dueling network (see
-dueling_logits) came later; --no-double --no-dueling turn them off. `project` mends a
-mistake. Adam's eps is 1e-8 (paper: 3e-4). The learning rate falls to 0, `target_every`
-counts environment steps, and eps falls from the first step on.
+dueling_logits) are not in it; --no-double --no-dueling turn them off. Its projection
+loses probability (see project), its Adam has an eps of 3e-4. The learning rate falls to
+0, `target_every` counts environment steps, and eps falls from the first step on.
 
-Healthy values. On CartPole `q` rises above 60 in 30,000 steps and ends between 93 and
-97, `q_loss` falls from log n = 3.9 to below 0.3, `clipped` stays 0. The return is above
-450 from step 60,000 on, but may drop to half of it for some time.
+Healthy values. On CartPole `q` is above 60 from step 30,000 on and ends between 93 and
+97, `q_loss` falls from log n = 3.9 to below 0.3. The return may drop for some time.
 
 Run   python -m algos.c51 --env CartPole-v1
 Diff  diff algos/dqn.py algos/c51.py
@@ -73,7 +72,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1.5e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 150_000  # transitions in the replay buffer (default: whole run)
+    buffer_size: int = 150_000  # transitions in the replay buffer (CartPole: whole run)
     start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 200  # environment steps between copies to critic_targ
@@ -184,7 +183,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         d  = gamma (1 - terminated)
         m  = p_targ(s', a'), moved to r + d z: see `project`
-        L  = -mean sum_i m_i log p_i(s, a), where m is a constant
+        L  = -mean sum_i m_i log p_i(s, a), the cross-entropy; m is a constant
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that
@@ -284,12 +283,12 @@ class Critic(nn.Module):
 
 
 def dueling_logits(base: Float32[Tensor, "B 1 n"], adv: PerAction) -> PerAction:
-    """b_i(s) + A_i(s, a) - mean_a A_i(s, a)  (Wang et al. 2016, arXiv:1511.06581).
+    """The logits of p(s, a), one for each atom: b(s) + A(s, a) - mean_a A(s, a).
 
     In many states all actions are worth nearly the same. b is this common part, and it
     learns from every sample, whichever action was taken. Without the mean of A, a
-    constant could move from A to b and leave p as it is. The paper gives b and A
-    separate hidden layers; here they share all.
+    constant could move from A to b and leave p as it is. Wang et al. 2016
+    (arXiv:1511.06581) add up Q so, and give b and A separate hidden layers.
     """
     return base + adv - adv.mean(1, keepdim=True)
 

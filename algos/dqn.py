@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1.5e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 150_000  # transitions in the replay buffer (default: whole run)
+    buffer_size: int = 150_000  # transitions in the replay buffer (CartPole: whole run)
     start_steps: Natural = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 200  # environment steps between copies to critic_targ
