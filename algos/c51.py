@@ -20,11 +20,12 @@ v_min and v_max look alike: if `clipped`, their share, stays above 0.05, widen i
 
 Departures from the paper. Double DQN (see critic_loss) and the dueling network (see
 dueling_logits) are not in it; --no-double --no-dueling turn them off. Its projection
-loses probability (see project), its Adam has an eps of 3e-4. The learning rate falls to
-0, `target_every` counts environment steps, and eps falls from the first step on.
+loses probability (see project). The learning rate falls to 0, `target_every` counts
+environment steps, and eps falls from the first step on.
 
-Healthy values. On CartPole `q` is above 60 from step 30,000 on and ends between 93 and
-97, `q_loss` falls from log n = 3.9 to below 0.3. The return may drop for some time.
+Healthy values. On CartPole `q` is above 60 from step 30,000 on and ends between 90 and
+95, `q_loss` falls from log n = 3.9 to below 0.4. From step 80,000 on, nearly all
+episodes last all 500 steps.
 
 Run   python -m algos.c51 --env CartPole-v1
 Diff  diff algos/dqn.py algos/c51.py
@@ -119,7 +120,9 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = Adam(agent.critic)  # critic_targ only gets copies
+        # The paper's eps: a small gradient makes a small step. With 1e-8, steps stay
+        # large when little is left to learn, and the return drops again and again.
+        optimizer = Adam(agent.critic, eps=3e-4)  # critic_targ only gets copies
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
         # Checkpoints hold these. `step` is 0, or with --resume that of the checkpoint.

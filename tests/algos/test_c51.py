@@ -7,9 +7,11 @@ import torch
 from hypothesis import example, given, settings as how, strategies as st
 
 from algos import c51, rainbow
+from tests.algos.test_contract import build
 from tests.helpers import bare, close, name_of, refused, vec
 from tests.offpolicy import (
     dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in, through)
+from tests.registry import config
 from utils.optim import Adam
 from utils.run import checkpoint
 
@@ -118,6 +120,11 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind, double, dueling):
     metrics = fits(agent.critic, loss, c51.critic_loss, agent, batch)
     close(metrics["q_loss"], loss.detach())
     close(metrics["q"], torch.stack(q).detach(), rtol=1e-4)
+
+
+def test_steps_are_small_where_the_gradient_is():
+    """By Adam's eps in section 5 of the paper, 0.01 / 32."""
+    assert build("c51", config("c51"))["optimizer"].eps == pytest.approx(0.01 / 32, rel=0.1)
 
 
 @pytest.mark.parametrize("beyond,says", [(1, False), (2, True)])    # 3% and 6% of the batch
