@@ -208,6 +208,7 @@ def test_start_ranks_refuses(started, monkeypatch):
 def test_check_ranks(started, monkeypatch, procs, size, launched, message):
     monkeypatch.setattr(mpi, "size", lambda: size)
     monkeypatch.setattr(mpi, "launched", lambda: launched)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)      # put back afterwards
     if message:
         refused(launch.check_ranks, procs, says=message)
     else:
