@@ -303,9 +303,8 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     for pair in fair:
         (run, *_), both = pair[0], [returns(side, "ends at") for side in pair]
         sign = won(*both)
-        where[sign].append(f"{run['algo']} on {run['env']}"
-                           + f", by {plot.cell(difference(*both))}" * bool(sign))
-    better, equal, worse = ("; ".join(where[sign]) or "none" for sign in (1, 0, -1))
+        where[sign].append(f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
+    better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
     above = defaultdict(list)
     for mine, peer in pairs:
         if returns(peer, "ends at").mean() > returns(mine, "ends at").mean():
@@ -314,7 +313,7 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     return "\n".join(wrapped(line, "  ") for line in (
         f"- Of {len(pairs)} rows beside {names}, {len(fair)} have {plot.ENOUGH} seeds or more on "
         f"both sides. Ours higher (Welch's 95% interval): {better}. Lower: {worse}. Undecided: "
-        f"{equal}.",
+        f"{len(where[0])}.",
         f"- The peer's mean is above ours in {sum(map(len, above.values()))} of {len(pairs)}: "
         f"{named}."
         + told_older(sum((results for results, _ in fair), []))))
