@@ -189,7 +189,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
     `kl` is KL(m || p): the cross-entropy without the entropy of m, which no p can
     lower. It decides the priorities. Where r or s' is random, it never falls to 0: m is
-    one outcome, and p should be the mean of all. Such samples are replayed for nothing.
+    one outcome, p the mean of all. Such samples are replayed more than they can teach.
     """
     with torch.no_grad():  # the critic moves towards the target, not vice versa
         next_act = mean_of(agent.critic(batch.next_obs), agent.atoms).argmax(-1)  # a'

@@ -156,6 +156,9 @@ def test_a_config_of_a_notebook_has_no_file(monkeypatch):
     toy.train(toy.Config())
     assert code.file_of(toy.Config) is None
     assert not KEPT.exists() and not has_changed(toy.Config, "run")
+    monkeypatch.setattr(toy.Config, "__module__", "__main__")       # as in a cell
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    assert code.file_of(toy.Config) is None
 
 
 def test_play_warns_if_the_code_has_changed(monkeypatch):
