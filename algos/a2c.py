@@ -1,11 +1,13 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG's policy learns once from 512 samples: its updates are far apart.
+The problem. VPG trains its networks apart: one step of the policy, then a loop of steps
+of the critic. That takes time, and for images each network learns to see by itself.
 
-The idea. Update the policy (the actor) and V (the critic) every few time steps. T = 10
-steps in N = 16 copies of the environment are enough: the copies are in different
-states, so even a small batch is diverse. The price is bias, since V replaces all
-rewards after a rollout. One loss trains both and, for images, the encoder they share.
+The idea. Train both at once, the policy (the actor) and V (the critic): one loss, one
+gradient step per rollout and, for images, one encoder, which they share. A rollout is a
+few time steps, T = 32 by default and 5 or 10 for games, in N = 16 copies of the
+environment. The copies are in different states, so its samples are diverse. The price
+of a small T is bias, since V replaces all rewards after a rollout.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
@@ -66,8 +68,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (8 to 40)
     report_every: int = 4000  # environment steps between rows of the log
-    rollout_steps: int = 160  # T x N, samples per rollout; N has to divide it
-    lr: Positive = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
+    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it
+    lr: Positive = 2e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's or TensorFlow 1's rule
     rmsprop_eps: Positive = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
@@ -82,7 +84,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
-        "lr": 3e-3}
+        "rollout_steps": 160, "lr": 3e-3}
     for_atari = {  # for ALE/, over those; T = 5, as in OpenAI Baselines
         "total_steps": 3e6, "rollout_steps": 80, "lr": 7e-4, "ent_coef": 0.01}
 
