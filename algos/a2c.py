@@ -1,13 +1,13 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG trains its networks apart: one step of the policy, then a loop of steps
-of the critic. That takes time, and for images each network learns to see by itself.
+The problem. VPG's policy takes one step per rollout, its critic a loop of steps. That
+pays only for long rollouts, and two optimizers need two learning rates.
 
-The idea. Train both at once, the policy (the actor) and V (the critic): one loss, one
-gradient step per rollout and, for images, one encoder, which they share. A rollout is a
-few time steps, T = 32 by default and 5 or 10 for games, in N = 16 copies of the
-environment. The copies are in different states, so its samples are diverse. The price
-of a small T is bias, since V replaces all rewards after a rollout.
+The idea. One loss for the policy (the actor) and V (the critic), and one gradient step
+of both per rollout. A step is cheap, so rollouts can be short: T = 32 time steps in
+N = 16 copies of the environment, for games T = 5 or 10. The copies are in different
+states, so even a small batch is diverse. The price is bias: V, which has had one step,
+replaces all rewards after a rollout. For images, actor and critic share an encoder.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
@@ -19,9 +19,11 @@ An iteration of `train`:
 Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
 added norm_obs, scale_rew, max_grad_norm, orthogonal weights (Huang et al. 2022) and
 synchronous steps: the threads of the paper's A3C do not wait for each other. GAE
-replaces n-step returns, which are lam = 1. RMSProp is PyTorch's, which learns more.
+replaces n-step returns, which are lam = 1. RMSProp is PyTorch's; with TensorFlow's, it
+learned less (benchmarks/decisions.md).
 
-Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
+Healthy values. On MuJoCo `grad_norm`, before clipping, is 0.05 to 0.5. On Hopper and
+Walker2d `explained_variance` is above 0.8, on HalfCheetah it may be 0.1.
 
 Run   python -m algos.a2c --env CartPole-v1 --total-steps 2e5
 Diff  diff algos/vpg.py algos/a2c.py    (next: ppo.py, acer.py, acktr.py)
