@@ -311,9 +311,9 @@ def wins(groups: dict[Key, list[dict]]) -> str:
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return "\n".join(wrapped(line, "  ") for line in (
-        f"- Of {len(pairs)} rows beside {names}, {len(fair)} have {plot.ENOUGH} seeds or more on "
-        f"both sides. Ours higher (Welch's 95% interval): {better}. Lower: {worse}. Undecided: "
-        f"{len(where[0])}.",
+        f"- Of {len(pairs)} [rows](benchmarks/README.md) beside {names}, {len(fair)} have "
+        f"{plot.ENOUGH} seeds or more on both sides. Ours higher (Welch's 95% interval): "
+        f"{better}. Lower: {worse}. Undecided: {len(where[0])}.",
         f"- The peer's mean is above ours in {sum(map(len, above.values()))} of {len(pairs)}: "
         f"{named}."
         + told_older(sum((results for results, _ in fair), []))))
