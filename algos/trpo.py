@@ -21,7 +21,8 @@ An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures. GAE, tanh, orthogonal weights, running statistics (which move pi further),
-damping, 2,048 samples (paper: 50,000+). Ours: `step_fraction`; max_kl is per dimension.
+damping, 2,048 samples (paper: 50,000+). Ours: `step_fraction`, std_init, and max_kl per
+dimension.
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -86,7 +87,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, unless obs is an image
-    std_init: Positive = 1.0  # initial sigma before tanh, if continuous (0.3 to 1)
+    std_init: Positive = 0.6  # initial sigma before tanh, if continuous (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "fisher_every": 5, "v_steps": 24}
