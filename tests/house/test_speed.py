@@ -11,8 +11,8 @@ from tests.registry import module
 
 
 @pytest.mark.parametrize("env,num_procs,steps,expected", [      # whole rollouts, one update each
-    pytest.param("Pendulum-v1", 1, 400, {"env": 480, "optimizer": 3}, marks=pytest.mark.slow),
-    ("Pendulum-v1", 2, 400, {"env": 480, "optimizer": 3}),
+    pytest.param("Pendulum-v1", 1, 1200, {"env": 1536, "optimizer": 3}, marks=pytest.mark.slow),
+    ("Pendulum-v1", 2, 1200, {"env": 1536, "optimizer": 3}),
     ("ALE/Pong-v5", 1, 160, {"env": 80, "optimizer": 2})])
 def test_a_real_run_is_counted(env, num_procs, steps, expected):
     args = argparse.Namespace(algo="a2c", env=env, num_envs=2, bf16=False, num_procs=num_procs)
