@@ -1,13 +1,13 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG's policy takes one step per rollout, its critic a loop of steps. That
-pays only for long rollouts, and two optimizers need two learning rates.
+The problem. VPG's policy takes one step per rollout and its critic a loop of steps, each
+with an optimizer, a learning rate and, for images, an encoder of its own.
 
-The idea. One loss for the policy (the actor) and V (the critic), and one gradient step
-of both per rollout. A step is cheap, so rollouts can be short: T = 32 time steps in
-N = 16 copies of the environment, for games T = 5 or 10. The copies are in different
-states, so even a small batch is diverse. The price is bias: V, which has had one step,
-replaces all rewards after a rollout. For images, actor and critic share an encoder.
+The idea. One loss for the policy (the actor) and V (the critic), one gradient step of
+both per rollout and one encoder. N = 16 copies of the environment act for few time
+steps, T = 32, for games 5 or 10. The copies are in different states, so even a small
+batch is diverse. The price: V takes fewer steps, and a short rollout leans on it more,
+since V replaces all rewards that come after.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
