@@ -1,6 +1,6 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG's policy takes one step per rollout and its critic a loop of steps, each
+The problem. VPG's policy takes one step per rollout, its critic a loop of steps, each
 with an optimizer, a learning rate and, for images, an encoder of its own.
 
 The idea. One loss for the policy (the actor) and V (the critic), one gradient step of
