@@ -28,7 +28,7 @@ from diagnose import catalogue
 from utils.command import program, read_command
 from utils.errors import UsageError
 from utils.files import read_columns, read_lines, write_lines
-from utils.run.directory import read_config
+from utils.run.directory import has_rows, read_config
 
 HERE = Path(__file__).resolve().parent
 DATA, SCORES = HERE / "doctor.jsonl", HERE / "doctor_scores.jsonl"
@@ -42,6 +42,8 @@ IGNORED = {"step", "time", "steps_per_second", "lr", "eps", "beta"}
 def parts(folder) -> dict[str, np.ndarray]:
     """Return each metric of a run as its means over PARTS, NaN where nothing is known."""
     total = read_config(folder)["settings"]["total_steps"]  # UsageError: it is no run
+    if not has_rows(folder):
+        raise UsageError(f"{folder} has no row in progress.csv yet, so nothing can be compared")
     columns = read_columns(Path(folder, "progress.csv"))
     bins = np.ceil(PARTS * columns["step"] / total).clip(1, PARTS)
     found = {}

@@ -145,13 +145,17 @@ class Command:
 def parse(asked):
     """Return the name of an algorithm, its module, and the settings that were given."""
     algo = find_module(f"algos.{asked.algo}", f"--algo {asked.algo}")
+    if hasattr(algo.Config, "demos"):
+        raise UsageError(f"--algo {asked.algo}: it learns from demonstrations; probes have none")
     return asked.algo, algo, OWN.get(asked.algo, {}) | {"seed": asked.seed} | dict(
         read_set(algo, pair) for pair in asked.set)
 
 
 def read_set(algo, pair):
     """"lr=1e-3" -> ("lr", 0.001). UsageError: the algorithm has no such setting, or value."""
-    name, [value, *_] = sweep.parse_set(pair)
+    name, [value, *more] = sweep.parse_set(pair)
+    if more:
+        raise UsageError(f"--set {pair}: a probe takes one value")
     return name, getattr(parse_command(algo.Config, "", sweep.set_flags(algo, name, value)), name)
 
 

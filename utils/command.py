@@ -42,7 +42,7 @@ def program(*stopped):
     except UsageError as error:
         leave("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), 2)
     except MemoryError as error:  # as under `ulimit -v`
-        said = f"error: out of memory: {error}; training takes less with a smaller --buffer-size"
+        said = f"error: out of memory: {error}"
         leave("\n".join([said, *getattr(error, "__notes__", [])]), 2)
     except KeyboardInterrupt as stop:
         if hasattr(stop, "status"):

@@ -56,9 +56,9 @@ def make_drawn(cfg, file: str) -> gym.vector.VectorEnv:
         draw(envs)
         return envs
     except Exception as error:
-        raise UsageError(f"--video cannot draw {cfg.env} here: {one_line(error)}. It needs pip "
-                         "install 'imageio[ffmpeg]' pygame-ce; MuJoCo without a display also "
-                         "needs apt-get install libegl1 libgl1") from None
+        raise UsageError(f"--video cannot draw {cfg.env} here: {one_line(error)}. A film "
+                         "needs pip install 'imageio[ffmpeg]' pygame-ce and, of MuJoCo without a "
+                         "display, apt-get install libegl1 libgl1") from None
 
 
 def follow_robot(env: gym.Env) -> None:

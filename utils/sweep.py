@@ -182,6 +182,10 @@ def main(sweep: Sweep) -> int:
         return make_results(Path(sweep.results))
     jobs = plan(sweep)
     if not sweep.dry_run:
+        try:
+            Path(sweep.out).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {sweep.out}: {error.strerror}") from None
         status = run_all(jobs, sweep.jobs)
         print(f"table and curves: python -m plot {shlex.quote(sweep.out)}")
         return status

@@ -9,7 +9,7 @@ import torch
 
 from algos import acer, ppo
 from diagnose import probe
-from tests.helpers import rows, write_demos
+from tests.helpers import refused, rows, write_demos
 from tests.registry import ALGOS, module
 from utils.evaluate import evaluate
 
@@ -41,6 +41,8 @@ def test_the_probes_take_the_settings_of_their_algorithm_and_those_given():
     assert probe.parse(probe.Command("acktr"))[2] == {"seed": 1, **probe.OWN["acktr"]}
     assert probe.parse(probe.Command("acktr", 2, ("lr=0.1",)))[2] == {
         **probe.OWN["acktr"], "lr": 0.1, "seed": 2}
+    refused(probe.parse, probe.Command("ppo", set=("lr=0.1,0.2",)), says="takes one value")
+    refused(probe.parse, probe.Command("bc"), says="learns from demonstrations")
 
 
 # ---- Larger ones

@@ -85,6 +85,13 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
     refused(read_command, doctor.Doctor, "", "doctor", ["x"], says="'x' for argument 'do'")
 
 
+def test_a_run_without_a_row_is_not_called_healthy(runs):
+    run = runs("ppo", 13, until=0)
+    refused(doctor.ask, run, says="no row in progress.csv yet")
+    (run / "progress.csv").unlink()
+    refused(doctor.ask, run, says="no row in progress.csv yet")
+
+
 def test_rows_replace_those_of_their_task_alone(tmp_path):
     def row(algo, bug, number):
         return {"algo": algo, "bug": bug, "env": "e", "steps": 9, "number": number}

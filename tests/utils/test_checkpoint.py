@@ -172,6 +172,9 @@ def test_play_warns_if_the_code_has_changed(monkeypatch):
     older = {name: told for name, told in read_config("run").items() if name != "code"}
     Path("run/config.json").write_text(json.dumps(older))       # its algo.py tells
     assert not has_changed(ppo.Config, "run")
+    settings = read_config("run")["settings"] | {"env": "not_here:Robot-v0"}
+    Path("run/config.json").write_text(json.dumps(read_config("run") | {"settings": settings}))
+    assert not has_changed(ppo.Config, "run")                   # an export needs no environment
     KEPT.write_text(KEPT.read_text() + "x = 1\n")
     assert has_changed(ppo.Config, "run")
 

@@ -256,7 +256,7 @@ def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
     refused(play.main, asked, says="--video run.mp4 cannot be written")
     for package in ("imageio_ffmpeg", "imageio"):
         monkeypatch.setitem(sys.modules, package, None)         # any import of it now fails
-        refused(play.main, asked, says=rf"{package}.*It needs pip install 'imageio")
+        refused(play.main, asked, says=rf"{package}.*A film needs pip install 'imageio")
         if package == "imageio_ffmpeg":
             play.main(play.Play(run, 1, video="run.gif"))
             Path("run.gif").unlink()

@@ -233,6 +233,7 @@ def test_init_from_takes_weights_and_statistics_only():
     shutil.rmtree("old")                                        # is not needed to go on
     ppo.train(ppo.Config.of_run("new", resume=True, total_steps=128))
     assert saved("new")[0] == 128
+    assert Config(init_from=Path("old")).init_from == "old"     # a checkpoint holds texts alone
 
 
 # ---- Processes

@@ -102,6 +102,7 @@ def test_two_values_make_two_folders():
     ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
+    ({"out": f"{__file__}/runs"}, "--out .*/runs: "),
     ({"seeds": 10**12}, "--seeds is 1000000000000; it takes .* at most 100000"),
 ])
 def test_refused_before_anything_starts(changed, message):

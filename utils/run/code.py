@@ -92,9 +92,7 @@ def find(module: str, utils: Path) -> Path | None:
         path = Path(utils.parent, *module.split(".")).with_suffix(".py")
         return path if path.is_file() and not (
             top == "utils" and STAGE & set(rest[:1])) else None
-    spec = None
-    with contextlib.suppress(ImportError, ValueError):  # an empty name is one
-        spec = find_spec(top)
+    spec = spec_of(top)
     if not spec or not spec.has_location or spec.origin.startswith(INSTALLED):
         return None
     path = Path(spec.origin)
@@ -102,6 +100,12 @@ def find(module: str, utils: Path) -> Path | None:
         path = path.parent.joinpath(*rest)
         path = path.with_suffix(".py") if not path.is_dir() else path / "__init__.py"
     return path if path.is_file() else None
+
+
+def spec_of(package: str):
+    """Return the specification of a package or module, or None if it is not here."""
+    with contextlib.suppress(ImportError, ValueError):  # an empty name is one
+        return find_spec(package)
 
 
 @cache

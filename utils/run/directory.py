@@ -17,7 +17,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.roles import ROUNDING, WATCH
 from utils.run import checkpoint
-from utils.run.code import code, file_of, module_of, origin, parsed
+from utils.run.code import code, file_of, module_of, origin, parsed, spec_of
 from utils.run.launch import cores
 from utils.command import as_text, flag
 
@@ -103,9 +103,11 @@ def has_changed(config_class, run_dir) -> bool:
     if not file or not kept.exists():
         return False
     config = read_config(run_dir)
-    if "code" not in config:  # an older version made it
+    env = config["settings"]["env"]
+    package = env.rpartition(":")[0].partition(".")[0]
+    if "code" not in config or package and not spec_of(package):  # an older version's, or no env
         return parsed(kept.read_bytes())[0] != parsed(file.read_bytes())[0]
-    return config["code"] != code(file, config["settings"]["env"])
+    return config["code"] != code(file, env)
 
 
 def has_rows(run_dir):

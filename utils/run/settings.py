@@ -88,6 +88,8 @@ class RunConfig:
         for name, value in vars(self).items():
             if isinstance(value, list):  # which would not equal, or be hashed, as a run's tuple
                 object.__setattr__(self, name, tuple(value))
+            if isinstance(value, PathLike):
+                object.__setattr__(self, name, str(value))
         check_settings(self)  # raises UsageError
         if self.start_steps is None:  # from now on a number, which --resume keeps
             object.__setattr__(self, "start_steps", min(10_000, int(self.total_steps / 10)))
@@ -129,7 +131,7 @@ def check_settings(cfg):
             raise UsageError(f"{flag(name)} is {value!r}; it takes {' or '.join(choices)}")
         if kind is bool and not isinstance(value, bool):  # "False" would be true
             raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
-        if kind is str and not isinstance(value, str | PathLike):
+        if kind is str and not isinstance(value, str):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a text")
         if get_origin(kind) is tuple and not isinstance(value, tuple):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a tuple")
