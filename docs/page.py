@@ -205,9 +205,10 @@ def chart(algo: Algorithm) -> str:
 
 def silent_bugs(algo: Algorithm) -> str:
     """Return every planted bug, folded."""
-    return ("<p>Broken reinforcement learning code rarely crashes; it learns less. The tests plant "
-            f"{len(algo.bugs)} bugs in this file, one at a time, and each has to make a test fail. "
-            "Open a bug to see the change.</p>" + "".join(map(bug, algo.bugs)))
+    return ("<p>Broken reinforcement learning code rarely crashes; it learns less. "
+            f"<code>python -m tests.mutants</code> plants {len(algo.bugs)} bugs in this file, one "
+            "at a time, and each has to make a test fail. Open a bug to see the change.</p>"
+            + "".join(map(bug, algo.bugs)))
 
 
 def bug(bug: dict) -> str:

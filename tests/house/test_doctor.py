@@ -86,7 +86,8 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
 
 
 def test_a_run_without_a_row_is_not_called_healthy(runs):
-    run = runs("ppo", 13, until=0)
+    run = runs("begun", 11, until=0)
+    (run / "result.json").unlink()
     refused(doctor.ask, run, says="no row in progress.csv yet")
     (run / "progress.csv").unlink()
     refused(doctor.ask, run, says="no row in progress.csv yet")
