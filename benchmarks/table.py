@@ -313,7 +313,8 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     return "\n".join(wrapped(line, "  ") for line in (
         f"- Of {len(pairs)} [rows](benchmarks/README.md) beside {names}, {len(fair)} have "
         f"{plot.ENOUGH} seeds or more on both sides. Ours higher (Welch's 95% interval): "
-        f"{better}. Lower: {worse}. Undecided: {len(where[0])}.",
+        f"{better}. Lower: {worse}. Undecided: {len(where[0])}. We [tuned](benchmarks/tried.csv) "
+        "ours more than the peer.",
         f"- The peer's mean is above ours in {sum(map(len, above.values()))} of {len(pairs)}: "
         f"{named}."
         + told_older(sum((results for results, _ in fair), []))))
