@@ -85,20 +85,6 @@ def targets(agent, rollout):
 
 # ---- Retrace and the loss
 
-@every_kind
-@pytest.mark.parametrize("lam", [1.0, 0.8])
-def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
-    """V(s') is that of the true next observation, wherever an episode or the rollout ends."""
-    agent = make_agent(kind, lam=lam)
-    rollout = old_rollout(agent)
-    assert 0 < rollout.terminated.sum() < rollout.done.sum()
-    q, ret, _ = targets(agent, rollout)
-    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
-    got_q, got = acer.compute_q_targets(agent, rollout, obs)
-    close(got_q, q, rtol=1e-4, atol=1e-5)
-    close(got, ret, rtol=1e-4, atol=1e-5)
-
-
 def test_infinite_and_vanishing_ratios_give_finite_weights():
     policy = Categorical(logits=vec((0, -200, -300)))
     ratio = torch.tensor([[torch.inf, 0, 0]])
@@ -168,10 +154,15 @@ def test_the_policy_gradient_refuses_columns():
 # ---- The update
 
 @every_kind
-def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
-    """Its metrics are of the policy of now and the probabilities of then."""
-    agent = make_agent(kind, max_grad_norm=0.0)
+@pytest.mark.parametrize("lam", [1.0, 0.8])
+def test_one_step_on_the_whole_batch_down_its_gradient(kind, lam, monkeypatch):
+    """Its targets are those of the definition: V(s') is that of the true next observation.
+
+    Its metrics are of the policy of now and the probabilities of then.
+    """
+    agent = make_agent(kind, max_grad_norm=0.0, lam=lam)
     rollout = old_rollout(agent)
+    assert 0 < rollout.terminated.sum() < rollout.done.sum()
     expected, kept = q_batch(agent, rollout), rollout.log_mu.clone()
     q, ret, _ = targets(agent, rollout)
     policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
