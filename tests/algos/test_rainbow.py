@@ -10,9 +10,9 @@ from scipy import stats
 
 from algos import c51, rainbow
 from tests.algos.test_buffers import CPU, reloaded, transitions
-from tests.algos.test_c51 import projected
+from tests.algos.test_c51 import by_loop
 from tests.helpers import VECTOR, close
-from tests.offpolicy import dqn_agent, dqn_batch, fits, through
+from tests.offpolicy import dqn_agent, dqn_batch, fits
 from utils.optim import Adam
 
 few = how(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -42,15 +42,6 @@ def make_batch(kind="vector"):
     discount = (1 - terminated) * 0.5 ** torch.randint(1, 4, (32,))
     weight = torch.rand(32)
     return rainbow.Transitions(obs, act, rew, discount, next_obs, torch.arange(32), weight)
-
-
-@pytest.mark.parametrize("beyond,says", [(1, False), (2, True)])    # 3% and 6% of the batch
-def test_returns_beyond_the_support_are_said(beyond, says, capsys):
-    agent, rew = make_agent(), torch.ones(32)                   # the highest atom
-    rew[:beyond] = 3
-    batch = replace(make_batch(), rew=rew, discount=torch.zeros(32))
-    rainbow.update(agent, Adam(agent.critic), batch, 1e-3)
-    assert ("--v-min or --v-max" in capsys.readouterr().out) == says
 
 
 # ---- The buffer: n steps and priorities
@@ -129,27 +120,15 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
     """And its gradient that of a fit to constants. The critic chooses, its target rates."""
     agent, batch = without_noise(make_agent(kind)), make_batch(kind)
     assert (batch.discount == 0).any()
-    losses, q, chosen = [], [], set()
-    for k in range(32):
-        with torch.no_grad():
-            own, prob = (net(batch.next_obs[k:k + 1])[0].exp().double()
-                         for net in (agent.critic, agent.critic_targ))
-        best = (own @ agent.atoms.double()).argmax()
-        chosen.add((best == (prob @ agent.atoms.double()).argmax()).item())
-        discount = batch.discount[k].item()
-        target, _ = projected(batch.rew[k], float(discount == 0), prob[best], agent.atoms, discount)
-        logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
-        q.append(logp.exp() @ agent.atoms)
-        losses.append((-(torch.from_numpy(target).float() * logp).sum(),
-                       stats.entropy(target, logp.exp().detach().numpy())))
-    assert chosen == {True, False}
-    loss = torch.stack([x for x, _ in losses]).mul(batch.weight).mean()
+    target, logp = by_loop(agent, batch, batch.discount)
+    loss = -((target * logp).sum(-1) * batch.weight).mean()
     plain = torch.nn.ParameterList(param for name, param in agent.critic.named_parameters()
                                    if "sigma" not in name)
     metrics = fits(plain, loss, rainbow.critic_loss, agent, batch)
     close(metrics["q_loss"], loss.detach())
-    close(metrics["q"], torch.stack(q).detach(), rtol=1e-4)
-    close(metrics["kl"], [kl for _, kl in losses], rtol=1e-3, atol=1e-5)
+    prob = logp.detach().exp()
+    close(metrics["q"], prob @ agent.atoms, rtol=1e-4)
+    close(metrics["kl"], stats.entropy(target, prob, axis=1), rtol=1e-3, atol=1e-5)
 
 
 def test_what_fits_perfectly_can_be_drawn_again():
@@ -159,14 +138,6 @@ def test_what_fits_perfectly_can_be_drawn_again():
     layer.bias.data.zero_()[0] = 1e3                            # the return is surely v_min
     sure = {"rew": torch.full((32,), -2.0), "discount": torch.zeros(32)}
     assert (rainbow.critic_loss(agent, replace(make_batch(), **sure))[1]["kl"] > 0).all()
-
-
-def test_what_all_actions_share_is_learned_apart():
-    """From the network's own layers: log p is that of b + A - mean A, for each atom."""
-    agent, obs = without_noise(make_agent()), torch.randn(6, 3)
-    out = through(agent.critic.head, obs).view(6, 5, 9)         # b, and A of four actions
-    logits = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True)
-    close(agent.critic(obs), logits.log_softmax(-1), rtol=1e-4)
 
 
 # ---- Noise
