@@ -12,7 +12,7 @@ from torch.distributions import kl_divergence
 
 from algos import trpo
 from tests import onpolicy
-from tests.helpers import Nowhere, bare, close, give, vec
+from tests.helpers import Nowhere, bare, close, give, noted, vec
 from tests.onpolicy import (
     SPACES, Still, distribution, every_kind, make_agent, make_optimizers, make_rollout, pairs,
     parameters, targets)
@@ -117,29 +117,22 @@ def test_the_fisher_matrix_is_that_of_one_sample_in_k(monkeypatch):
     close(metrics["policy_grad_norm"], 5**0.5 / 2)  # g is that of all four
 
 
-def test_the_samples_of_the_fisher_matrix_are_drawn_anew():
-    """Every k-th would be always of the same environments if k divides their number."""
-    given, plain = [], trpo.mean_kl
+def test_the_samples_of_the_fisher_matrix_are_drawn_anew(monkeypatch):
+    """Every k-th would be always of the same environments if k divides their number.
 
-    def mean_kl(agent, obs, pi_old):
-        assert pi_old.loc.shape == obs.shape  # these samples' own pi_old
-        given.append(tuple(obs.flatten().tolist()))
-        return plain(agent, obs, pi_old)
-
+    The line search measures KL on all samples.
+    """
+    given = noted(monkeypatch, trpo, "mean_kl", lambda agent, obs, pi_old: (
+        obs.flatten().tolist(), pi_old.loc.flatten().tolist()))
     for _ in range(20):
         agent = tiny_agent(fisher_every=2, backtracks=1)
-        step(agent, rollout_of(vec([1], [9]), vec([0], [0])), vec(0, 0), mean_kl=mean_kl)
-    assert set(given[::2]) == {(1,), (9,)} and set(given[1::2]) == {(1, 9)}
-
-
-def test_the_line_search_measures_kl_on_all_samples(monkeypatch):
-    """In the rows that the Fisher matrix leaves out, s is large: there pi moves further."""
-    monkeypatch.setattr(torch, "randperm", torch.arange)
-    agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, fisher_every=2)
-    before, rollout = copy.deepcopy(agent), rollout_of(vec([1], [9], [1], [9]),
-                                                       vec([2], [9], [0], [9]))
-    _, _, metrics = step(agent, rollout, vec(1, 0, -1, 0))
-    close(metrics["kl"], true_kl(before, agent, rollout).mean(), rtol=1e-3)
+        agent.actor[-1].weight.data.fill_(2)                    # so that mu is 2 s
+        step(agent, rollout_of(vec([1], [9]), vec([0], [0])), vec(0, 0))
+    for obs, loc in given:
+        assert loc == [2 * x for x in obs]                      # these samples' own pi_old
+    drawn = [obs for obs, _ in given]
+    assert [1] in drawn[::2] and [9] in drawn[::2]
+    assert drawn[1::2] == 20 * [[1, 9]]
 
 
 @pytest.mark.parametrize("max_kl", [0.1, 0.5, 1.0, 1.5, 2.5])
