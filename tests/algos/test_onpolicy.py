@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings as how, strategies as st
 
-from algos import a2c, ppo, ppo_popart
+from algos import a2c, ppo, ppo_lstm, ppo_popart
 from tests.helpers import LOG_2PI, bare, close, copies, moved, noted, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, every_kind, learn,
@@ -87,7 +87,7 @@ def test_observations_that_float32_cannot_tell_apart_reach_the_networks(name):
 
 @pytest.mark.parametrize("name,loss_name,loc,scale", [
     ("a2c", "a2c_loss", 0, 1), ("acktr", "a2c_loss", 0, 1), ("ppo", "ppo_loss", 0, 1),
-    ("ppo_popart", "popart_loss", 50, 100)])
+    ("ppo_lstm", "ppo_loss", 0, 1), ("ppo_popart", "popart_loss", 50, 100)])
 def test_whole_loss_by_hand(name, loss_name, loc, scale):
     """PopArt compares n(s) = 2 with targets in units of its scale, so that it has PPO's loss."""
     agent = tiny_agent(ALGOS[name], mu=1, log_std=math.log(2), val=2, hidden=(1,), vf_coef=0.5,
@@ -98,6 +98,9 @@ def test_whole_loss_by_hand(name, loss_name, loc, scale):
     pi_loss, by_log_std = -(logp[0] - 2 * logp[1]) / 2, 3.5
     if "ppo" in name:  # the first ratio is beyond the range
         columns["logp_old"], pi_loss, by_log_std = logp - vec(1.5, 1).log(), 0.4, 3
+    if name == "ppo_lstm":  # two steps of one environment
+        columns["obs"] = ppo_lstm.Inputs(columns["obs"][:, None], torch.zeros(2, 1),
+                                         torch.zeros(2, 1, agent.cfg.lstm_size))
     if loc:
         agent.loc.fill_(loc), agent.square.fill_(loc**2 + scale**2)
 

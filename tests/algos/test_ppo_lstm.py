@@ -60,26 +60,6 @@ def log_prob(agent, h, act):
     return agent.policy(h.flatten(0, 1)).log_prob(act.flatten(0, 1)).view(h.shape[:2])
 
 
-# ---- Equations
-
-def test_loss_is_the_sum_of_its_parts():
-    agent = make_agent("discrete", vf_coef=0.5, ent_coef=0.1)
-    with torch.no_grad():
-        rollout = make_rollout(ppo_lstm, agent)
-        minibatch = ppo_lstm.Minibatch(
-            normalized(agent, rollout), act=rollout.act.flatten(),
-            logp_old=torch.full((24,), -1.4), adv=torch.randn(24), ret=torch.randn(24))
-        loss, metrics = ppo_lstm.ppo_loss(agent, minibatch)
-        h, val, _ = walk(agent, rollout)
-        policy = torch.distributions.Categorical(logits=agent.actor(h).flatten(0, 1))
-    ratio = (policy.log_prob(minibatch.act) + 1.4).exp()
-    expected = torch.min(ratio * minibatch.adv, ratio.clamp(0.8, 1.2) * minibatch.adv)
-    close(metrics["pi_loss"], -expected.mean())
-    close(metrics["v_loss"], (val.flatten() - minibatch.ret).square().mean())
-    close(metrics["entropy"], policy.entropy().mean())
-    close(loss, metrics["pi_loss"] + 0.5 * metrics["v_loss"] - 0.1 * metrics["entropy"])
-
-
 @every_kind
 def test_values_and_targets_are_those_of_single_steps(kind):
     """The last observation of an episode or rollout is seen with the memory of that episode."""
