@@ -12,7 +12,7 @@ from torch import nn
 
 from algos import ppo_lstm
 from tests import onpolicy
-from tests.helpers import close
+from tests.helpers import close, noted
 from tests.onpolicy import Descent, every_kind, learn, losses, make_config, make_rollout
 from utils.envs import make_envs
 from utils.evaluate import evaluate
@@ -117,23 +117,15 @@ def test_the_gradient_goes_back_to_the_start_of_the_episode_and_no_further():
 
 
 @pytest.mark.parametrize("obs", ["vector", "image"])
-def test_rollouts_hold_the_memory_before_their_first_step(obs):
+def test_rollouts_hold_the_memory_before_their_first_step(obs, monkeypatch):
     """Acting had the same, in rollouts that start in the middle of an episode and at its start."""
     cfg = make_config(ppo_lstm, env="tests.envs:Counter-v0", env_kwargs=json.dumps({"obs": obs}))
     envs = make_envs(cfg, 3)
     agent = ppo_lstm.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.lstm.weight_hh_l0.data *= 3
     shown = envs.reset(seed=7)[0]
-    before, acted = [], []
-    plain = agent.act
-
-    def act(obs, deterministic=False):
-        before.append(agent.memory_before(obs).clone())
-        chosen = plain(obs, deterministic)
-        acted.append(agent.memory[0].clone())
-        return chosen
-
-    agent.act = act
+    before = noted(monkeypatch, agent, "act", lambda obs: agent.memory_before(obs).clone())
+    acted = noted(monkeypatch, agent, "forget", lambda done: agent.memory[0].clone())
     starts = torch.ones(3)                                      # whether an episode starts
     for steps in (5, 2, 1, 9):
         rollout, shown = ppo_lstm.collect_with_memory(agent, envs, shown, steps)
