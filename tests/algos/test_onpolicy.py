@@ -53,27 +53,6 @@ def test_gae_is_the_double_sum(name):
 
 
 @every_algo
-@pytest.mark.parametrize("kind", ["box", "discrete"])
-def test_log_prob_and_entropy_by_their_formulas(name, kind):
-    """tests/utils/test_nets.py compares the entropy of a box with that of PyTorch's transform."""
-    agent = make_agent(ALGOS[name], kind)
-    features = torch.randn(6, agent.actor[0].in_features)
-    agent.actor[-1].weight.data *= 100
-    policy, out = agent.policy(features), agent.actor(features)
-    if kind == "discrete":
-        act, log_pi = torch.randint(4, (6,)), out - out.exp().sum(-1, keepdim=True).log()
-        logp, entropy = log_pi[range(6), act], -(log_pi.exp() * log_pi).sum(-1)
-        assert log_pi.std() > 0.1
-    else:
-        agent.log_std.data = vec(math.log(0.5), math.log(2))
-        policy, act, std = agent.policy(features), 5 * torch.randn(6, 2), vec(0.5, 2)
-        logp = (-((act - out) / std).square() / 2 - std.log() - LOG_2PI / 2).sum(-1)
-        entropy = SquashedGaussian(out, std.log()).entropy()
-    close(policy.log_prob(act), logp, rtol=1e-4)
-    close(policy.entropy(), entropy, rtol=1e-4)
-
-
-@every_algo
 def test_observations_that_float32_cannot_tell_apart_reach_the_networks(name):
     """As a clock in seconds does: near 1.7e9, float32 steps by 128."""
     agent = make_agent(ALGOS[name], "box")
