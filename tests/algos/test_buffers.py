@@ -321,16 +321,14 @@ def test_frame_ring_saves_its_filled_rows_alone_and_samples_copies(frames):
     assert empty.num_rows == 5                                  # room for a transition
 
 
-def test_frame_ring_of_a_million_takes_7_gb_and_what_cannot_fit_is_refused(monkeypatch, capsys):
+def test_frame_ring_of_a_million_takes_7_gb_and_what_cannot_fit_is_refused(capsys):
     """All of it is asked for here; the machine gives a page when something is written there."""
     buffer = dqn_atari.FrameBuffer(1_000_000, 8, 4, (4, 84, 84), CPU)
     assert buffer.columns["frame"].shape == (125_000, 8, 1, 84, 84)
     assert 7.0e9 < sum(column.nbytes for column in buffer.columns.values()) < 7.1e9
     assert "1,000,000 transitions, 7.0" in capsys.readouterr().out
-    monkeypatch.setattr(mpi, "size", lambda: 4)                # each of four has as many
-    monkeypatch.setattr("utils.buffers.on_host", lambda: (0, 4))
     refused(dqn_atari.FrameBuffer, 10**11, 1, 4, (4, 84, 84), CPU,
-            says="--buffer-size is 400000000000, which takes 2")
+            says="--buffer-size is 100000000000, which takes 7")
 
 
 # ---- Goals that are given afterwards
