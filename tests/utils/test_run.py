@@ -86,10 +86,6 @@ def test_columns(hopper):
     run_dir = hopper[1][0]
     header, *table = csv.reader((run_dir / "progress.csv").read_text().splitlines())
     assert header[:3] == ["step", "time", "steps_per_second"]
-    spread = [f"{name}_{part}" for part in ("mean", "std", "min", "max") for name in
-              ("ep_ret", "ep_len", "val", "pi_loss", "v_loss", "entropy", "grad_norm")]
-    single = ["kl", "clip_frac", "explained_variance", "lr"]
-    assert set(spread + single) <= set(header)
     assert len(set(header)) == len(header) and {len(row) for row in table} == {len(header)}
     clock = [float(row[1]) for row in table]
     assert 0 < clock[0] < clock[1] < clock[2] and steps(run_dir) == [512, 1024, 1536]
