@@ -88,7 +88,6 @@ def test_a_game(name, settings):
 @pytest.mark.slow
 def test_an_atari_game():
     """ACER's return on Breakout rises from 1 within minutes. Pong's takes 250,000 steps."""
-    pytest.importorskip("ale_py")
     rules = {"repeat_action_probability": 0, "episodic_life": True}
     acer.train(acer.Config(env="ALE/Breakout-v5", env_kwargs=json.dumps(rules),
                            total_steps=60_000, anneal_lr=False, **QUICK))

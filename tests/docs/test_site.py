@@ -9,18 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from docs import __main__ as command
-
-for package in command.NEEDED:
-    pytest.importorskip(package, reason="it needs the extra: pip install -e '.[docs]'")
-
-from benchmarks import table  # noqa: E402
-from benchmarks.suite import read_suite  # noqa: E402
-from docs.algorithm import ROOT, algorithms  # noqa: E402
-from docs import atlas  # noqa: E402
-from docs.build import build, index  # noqa: E402
-from docs.results import short  # noqa: E402
-from utils.errors import UsageError  # noqa: E402
+from benchmarks import table
+from benchmarks.suite import read_suite
+from docs import __main__ as command, atlas
+from docs.algorithm import ROOT, algorithms
+from docs.build import build, index
+from docs.results import short
+from utils.errors import UsageError
 
 
 class Page(HTMLParser):

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import ale_py  # noqa: F401  registers its environments
 import pytest
 
 from benchmarks import speed
+from benchmarks.sb3 import make_peer, peers_own
 from tests.registry import module
 
 
@@ -92,10 +94,6 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
 
     But for returns some peers keep their own settings.
     """
-    for name in ("ale_py", "sb3_contrib"):
-        pytest.importorskip(name)
-    from benchmarks.sb3 import make_peer, peers_own
-
     cfg, default = module(algo).Config.for_env(env, **ours), module(algo).Config.for_env(env)
     assert not [name for name, x in ours.items() if getattr(default, name) == x]
     peer = make_peer(algo, cfg, own=False)
@@ -113,10 +111,6 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
 
 
 def test_a_peer_may_be_of_another_library():
-    for name in ("ale_py", "sb3_contrib"):
-        pytest.importorskip(name)
-    from benchmarks.sb3 import make_peer
-
     other = SimpleNamespace(PPO=lambda *_, **given: "its PPO", DQN=lambda *_, **given: "its DQN")
     for algo, name in ("ppo", "its PPO"), ("dqn_atari", "its DQN"):
         assert make_peer(algo, module(algo).Config.for_env("ALE/Pong-v5"), other) == name

@@ -73,7 +73,6 @@ def test_rows_are_as_scripted():
 
 def test_atari_is_recorded_with_its_true_rewards():
     """In whole games: a lost life ends the learner's episode, and none that is recorded."""
-    pytest.importorskip("ale_py")
     kwargs = '{"max_num_frames_per_episode": 3000, "episodic_life": true}'
     agent = agent_for(ppo, cfg := ppo.Config("ALE/MsPacman-v5", kwargs, device="cpu"))
     returns, _ = demos.record_demos(agent, cfg, "demos.npz", 1, seed=1, deterministic=False)

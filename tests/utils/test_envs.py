@@ -1,5 +1,4 @@
 """Environments: what is refused, what becomes of their spaces, and what is recorded."""
-import importlib.util
 import json
 import math
 import re
@@ -169,12 +168,6 @@ def test_one_scale_of_rewards(make, message):
     assert set(rew) <= {*env.compute_reward(goal, other, NO_INFO), 0.0}
 
 
-# Not importorskip: the import prints notes, which `make_envs` keeps off the screen.
-robotics = pytest.mark.skipif(importlib.util.find_spec("gymnasium_robotics") is None,
-                              reason="needs the extra: pip install -e '.[robotics]'")
-
-
-@robotics
 @pytest.mark.parametrize("env,size", [
     ("FetchReach-v4", 3), ("gymnasium_robotics:FetchReach-v4", 3), ("PointMaze_UMaze-v3", 2)])
 def test_robots_have_goals_and_tell_success(env, size, capfd):

@@ -5,6 +5,7 @@ import sys
 import gymnasium as gym
 import jaxtyping
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
@@ -16,8 +17,6 @@ from tests.house.tree import ROOT
 from utils import export, play
 from utils.spaces import FlatBox, Numbered, Parts
 
-pytest.importorskip("onnxscript")
-onnxruntime = pytest.importorskip("onnxruntime")
 NUM_OBS = 100
 
 

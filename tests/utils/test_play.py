@@ -10,6 +10,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import gymnasium as gym
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,6 @@ from utils.envs import make_envs
 from utils.evaluate import evaluate
 from utils.run import checkpoint
 
-imageio = pytest.importorskip("imageio.v2")
 SMALL = {"total_steps": 512, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2}
 
 
@@ -211,7 +211,6 @@ def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, capsys):
 
 
 def test_minatar_is_drawn_as_bytes_and_large():
-    pytest.importorskip("minatar")
     with warnings.catch_warnings(action="error"):  # Gymnasium's about floats is not for players
         picture = film.draw(film.make_drawn(ppo.Config("MinAtar/Breakout-v1"), "a.gif"))
     assert picture.shape == (160, 160, 3) and picture.dtype == np.uint8 and picture.max() > 100
@@ -263,7 +262,6 @@ def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
 
 
 def test_an_atari_video_shows_the_game_that_the_agent_plays(monkeypatch):
-    pytest.importorskip("ale_py")
     kwargs = '{"max_num_frames_per_episode": 120}'
     cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, rollout_steps=16,
                      minibatch_size=8, epochs=1, run_dir="run")
@@ -282,7 +280,6 @@ def test_an_atari_video_shows_the_game_that_the_agent_plays(monkeypatch):
 
 def test_the_screen_follows_the_game_frame_by_frame():
     """Its stickiness, the ends of lives and FIRE, too: a small ball elsewhere is easily missed."""
-    pytest.importorskip("ale_py")
     cfg, acts = ppo.Config("ALE/Breakout-v5", '{"episodic_life": true}'), np.random.default_rng(1)
     game, screen = make_envs(cfg, 1), film.make_drawn(cfg, "a.mp4")
     for envs in (game, screen):
