@@ -30,6 +30,7 @@ from tests.helpers import assert_same_run, mpiexec, refused, rows, run, same, sc
 from tests.house.tree import tracked
 from tests.onpolicy import parameters
 from tests.registry import ALGOS, ENDS, config, module
+from tests.toy import Stop
 from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
@@ -154,21 +155,17 @@ def watched(name, kind, tmp_path_factory):
     return WATCHED[name, kind]
 
 
-class Built(Exception):
-    """All that a run saves has been made."""
-
-
 def build(name, cfg):
     """Return {name: object} of what a run saves, as its `train` makes it."""
     state = {}
 
     def starting(run, agent, **rest):
         state.update(agent=agent, **rest)
-        raise Built
+        raise Stop                                              # all has been made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "start", starting)
-        with pytest.raises(Built):
+        with pytest.raises(Stop):
             module(name).train(cfg)
     return state
 
