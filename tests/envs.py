@@ -279,12 +279,6 @@ class Idle(gym.Wrapper):
         return super().step(act)
 
 
-class NoRewards(GoalEnds):
-    """A goal environment that cannot tell the reward of another goal."""
-
-    compute_reward = property()
-
-
 # ---- Learned in seconds
 
 class Constant(gym.Env):
@@ -359,7 +353,7 @@ class OneSum(Sums):
 
 
 for kind in (Counter, Faulty, GoalCounter, MaskCounter, Ends, Flaky, GoalEnds, MaskEnds, Uneven,
-             NoRewards, Constant, Bright, Parts, OneSum):
+             Constant, Bright, Parts, OneSum):
     gym.register(f"{kind.__name__}-v0", f"{__name__}:{kind.__name__}",
                  disable_env_checker=issubclass(kind, Counter))     # which warns of its traps
 gym.register("AllAllowed-v0", f"{__name__}:all_allowed")

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from algos import ppo, ppo_mask
 from tasks import BitFlip
-from tests.envs import Counter, Idle, NoRewards
+from tests.envs import Counter, Idle
 from tests.helpers import agent_for, refused
 from tests.toy import Config
 from tests.utils.test_workers import Drawn
@@ -151,7 +151,6 @@ class Pays(BitFlip):
         lambda a, d, info: a[:, 0] if "cost" in info else d[:, 0],
         lambda a, d, info: np.array([each for each in info]))),
     (partial(Pays, lambda a, d, info: 0.0), r"returns \[\] for 2 pairs of goals"),
-    (NoRewards, "Goals-v0, which has no compute_reward"),
 ])
 def test_one_scale_of_rewards(make, message):
     """The buffer holds rewards of steps and of `compute_reward`; no wrapper may come between."""
