@@ -90,11 +90,6 @@ def test_runs_of_code_that_has_changed_are_neither_skipped_nor_mixed():
     assert "not started, since ppo.py, or a module" in sweep.run(job, 0, set())
 
 
-def test_two_values_make_two_folders():
-    refused(folders, 'env_kwargs={"a": "x y"}', 'env_kwargs={"a": "x/y"}',
-            says="two of these runs have the same folder, out/CartPole-v1/ppo/env_kwargs=")
-
-
 @pytest.mark.parametrize("changed, message", [
     ({"algos": ("pp",)}, "--algos pp: there is no algos.pp, only .*algos.ppo"),
     ({"envs": ()}, "--envs are needed"),
@@ -103,6 +98,8 @@ def test_two_values_make_two_folders():
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
     ({"out": f"{__file__}/runs"}, "--out .*/runs: "),
+    ({"set": ('env_kwargs={"a": "x y"}', 'env_kwargs={"a": "x/y"}')},
+     "two of these runs have the same folder, out/CartPole-v1/ppo/env_kwargs="),
     ({"seeds": 10**12}, "--seeds is 1000000000000; it takes .* at most 100000"),
 ])
 def test_refused_before_anything_starts(changed, message):
