@@ -23,6 +23,14 @@ class Config(RunConfig):
     max_grad_norm: float | None = None
 
 
+@dataclass(frozen=True)
+class Rare(Config):
+    """With the settings that say when reports are due and when learning starts."""
+
+    report_every: int = 250
+    start_steps: int | None = None
+
+
 class Agent(torch.nn.Linear):
     """What evaluations ask of an agent."""
 

@@ -1,12 +1,10 @@
 """What a run writes: progress.csv, episodes.csv, TensorBoard and the console."""
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 
 from tests.helpers import rows
-from tests.toy import Config, Stop, start, train
+from tests.toy import Config, Rare, Stop, start, train
 from utils.run import checkpoint
 from utils.run.directory import find_run_dir
 from utils.run.settings import parse
@@ -121,15 +119,8 @@ def test_a_long_run_has_fifty_lines_with_means(capsys):
     assert len(rows()) == 400
 
 
-@dataclass(frozen=True)
-class Late(Config):
-    """With the setting that says when learning starts."""
-
-    start_steps: int | None = None
-
-
 @pytest.mark.parametrize("cfg,said", [
-    (Late(start_steps=300), "300; steps take longer then"), (Late(), "80; s"), (Config(), "")])
+    (Rare(start_steps=300), "300; steps take longer then"), (Rare(), "80; s"), (Config(), "")])
 def test_a_run_says_when_learning_starts(cfg, said, capsys):
     with start(cfg):
         pass
@@ -138,7 +129,7 @@ def test_a_run_says_when_learning_starts(cfg, said, capsys):
 
 def test_a_resume_with_more_steps_starts_no_later_to_learn():
     with pytest.raises(Stop):
-        train(Late(), stop_at=100)
+        train(Rare(), stop_at=100)
     more = ["--resume", "--total-steps", "1e5"]
-    for cfg in (Late.of_run("run", resume=True, total_steps=1e5), parse(Late, "", more)):
-        assert find_run_dir(cfg).start_steps == 80 < Late(total_steps=1e5).start_steps
+    for cfg in (Rare.of_run("run", resume=True, total_steps=1e5), parse(Rare, "", more)):
+        assert find_run_dir(cfg).start_steps == 80 < Rare(total_steps=1e5).start_steps

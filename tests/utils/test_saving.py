@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,7 +19,7 @@ import pytest
 import torch
 
 from tests.helpers import mpiexec, noted, not_on_windows, refused, rows, run, saved
-from tests.toy import Agent, Config, Stop, start, train
+from tests.toy import Agent, Config, Rare, Stop, start, train
 from utils.files import read_table
 from utils.logger import Logger, Table
 from utils.run import checkpoint, directory, run as run_module, saver
@@ -129,13 +128,6 @@ def test_best_policy(monkeypatch):
     with start(Config(resume=True, total_steps=2000), agent) as log:
         log.advance(100, eval_ret=[1.0])
     assert checkpoint.load_file("run/best.pt")["best"] == 1
-
-
-@dataclass(frozen=True)
-class Rare(Config):
-    """With the setting that says when reports are due."""
-
-    report_every: int = 250
 
 
 def test_reports_are_due_at_multiples_of_report_every_and_at_the_end():
