@@ -392,12 +392,10 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(name, whole):
 def test_a_seed_is_a_run_whether_it_is_evaluated_or_not(name, whole, monkeypatch):
     """And what is played afterwards is what was evaluated."""
     agent = train(name, run_dir="evaluated", eval_every=64)
-    asked, act = [], module(name).Agent.act
     with monkeypatch.context() as patch:
-        patch.setattr(module(name).Agent, "act", lambda agent, obs, *args, **more: (
-            asked.append(args[:1] == (True,)) or act(agent, obs, *args, **more)))
+        given = helpers.noted(patch, module(name).Agent, "act", lambda agent, obs, *how: how)
         train(name, run_dir="other", seed=2)
-    assert not any(asked)                                       # training acts with noise
+    assert not any(True is each for how in given for each in how)   # training acts with noise
     evaluated = rows("evaluated")
     last = evaluated[-1]["eval_ret_mean"]
     plain = [{k: v for k, v in row.items() if "eval" not in k} for row in evaluated]
