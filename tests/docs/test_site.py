@@ -1,8 +1,6 @@
 """The reading site: its links, equations, new lines and the atlas."""
 import json
 import re
-import shutil
-import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -215,35 +213,6 @@ def test_the_page_of_a_bug(atlas_file):
     assert "The bug ends 2 of 2 runs." in ended and "<td>-</td><td>2: -; -</td>" in ended
     gone = pages["atlas/ddpg-no-such-bug.md"]
     assert "have changed since" in gone and "diff" not in gone and "found:" not in gone
-
-
-def node(asset, script):
-    """Return what Node.js prints that runs a script after one of the site's own."""
-    own = (ROOT / "docs/assets" / asset).read_text(encoding="utf-8")
-    whole = "\n".join(["globalThis.document = {addEventListener() {}};", own, script])
-    return subprocess.run(["node"], input=whole, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.skipif(not shutil.which("node"), reason="it needs Node.js")
-def test_the_explorer_opens_on_many_lines_and_filters_show_what_is_chosen():
-    """The first on the number of steps with most of the main results, not on the largest."""
-    lines = [{"folder": folder, "budget": budget} for folder, budget in (
-        ("results", 2e6), ("results", 1e6), ("results", 1e6), *[("ablation", 3e5)] * 5)]
-    for shown, steps in (lines, 1e6), (lines[:2], 2e6), (lines[3:], 3e5):
-        told = node("curves.js", f"console.log(usualBudget({json.dumps(shown)}))")
-        assert float(told) == steps
-    told = node("site.js", """
-        const rows = ["ppo kl", "ppo loss", "dqn kl"].map((text) => {
-          const [algorithm, symptom] = text.split(" ");
-          return { dataset: { algorithm, symptom } };
-        });
-        const shown = [{}, { algorithm: "ppo" }, { algorithm: "ppo", symptom: "kl" },
-          { algorithm: "", symptom: "kl" }].map((chosen) => {
-          filterRows(rows, chosen);
-          return rows.map((row) => row.hidden ? 0 : 1).join("");
-        });
-        console.log(shown.join(" "));""")
-    assert told.split() == ["111", "110", "100", "101"]
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):

@@ -2,7 +2,6 @@
 import importlib
 import itertools
 import json
-import signal
 import subprocess
 import sys
 
@@ -165,28 +164,6 @@ def test_a_detail_is_compared_with_published_runs_of_the_same_seeds(tmp_path, mo
     details.collect(details.read_details(["rainbow", "one-step"]), 2, tmp_path)
     told = {detail["name"]: ratio for detail, _, ratio in details.compared()}
     assert (told["rainbow"][0], told["one-step"][0]) == (1, 0.5) and told["raw-rewards"]
-
-
-def test_sigterm_stops_the_sweep_and_all_after_it(tmp_path, monkeypatch):
-    told = []
-
-    class Sweep:
-        def __init__(self, *args, **kwargs):
-            self.terminate = lambda: told.append("saves")
-
-        def wait(self):
-            signal.raise_signal(signal.SIGTERM)
-            return 143 if told else 0
-
-    monkeypatch.setattr(atlas.subprocess, "Popen", Sweep)
-    before = signal.signal(signal.SIGTERM, lambda *_: told.append("lost"))
-    try:
-        with pytest.raises(SystemExit) as caught:
-            atlas.sweep(tmp_path, "runs", ["ppo"], ["CartPole-v1"], [], 1, 1)
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert caught.value.code == 143 and told == ["saves", "lost"]
 
 
 @pytest.mark.slow
