@@ -281,7 +281,7 @@ def caption(groups: dict[Key, list[dict]]) -> str:
         f"*{seeds} seeds each; band: standard deviation. Our settings were chosen on these tasks, "
         f"from {len(tried)} that we [tried](benchmarks/tried.csv); stable-baselines3 uses [the "
         "same](benchmarks/README.md#protocol) where they suit it. [What PPO does otherwise than "
-        "OpenAI Baselines'](docs/howto.md#ppo-as-others-have-it)."
+        "OpenAI Baselines'](docs/training.md#ppo-as-others-have-it)."
         + told_older(sum(groups.values(), [])) + "*")
 
 

@@ -17,10 +17,10 @@ from docs.algorithm import ROOT, algorithms, ideas
 HERE = Path(__file__).resolve().parent
 FONT = Path(ziamath.__file__).parent / "fonts/STIXTwoMath-Regular.ttf"
 # What the site has at its place in the repository, so links between them hold.
-DOCUMENTS = ("README.md", "docs/course.md", "docs/games.md", "docs/howto.md", "docs/cluster.md",
-             "docs/debugging.md", "docs/settings.md", "benchmarks/README.md", "benchmarks/all.md",
-             "benchmarks/decisions.md", "benchmarks/tried.csv", "notebooks/README.md",
-             "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")
+DOCUMENTS = ("README.md", "docs/course.md", "docs/training.md", "docs/howto.md", "docs/games.md",
+             "docs/settings.md", "docs/cluster.md", "docs/debugging.md", "benchmarks/README.md",
+             "benchmarks/all.md", "benchmarks/decisions.md", "benchmarks/tried.csv",
+             "notebooks/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")
 SETTINGS = {
     "project": "plainrl", "html_title": "plainrl", "html_theme": "furo",
     "extensions": ["myst_nb", "docs.mathml"], "html_math_renderer": "latex2mathml",
@@ -133,8 +133,8 @@ Each file adds its idea, and so many lines, to the one that it stands under.
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/README>",
                      "benchmarks/all", "benchmarks/decisions",
                      *(["Silent bugs <atlas>"] if measured else [])])}
-{toctree("Use", ["The README <README>", "docs/course", "docs/games", "docs/settings", "docs/howto",
-                 "docs/cluster", "docs/debugging", "CONTRIBUTING", "CHANGELOG",
+{toctree("Use", ["The README <README>", "docs/course", "docs/training", "docs/howto", "docs/games",
+                 "docs/settings", "docs/cluster", "docs/debugging", "CONTRIBUTING", "CHANGELOG",
                  "notebooks/README"])}
 """
 

@@ -42,7 +42,7 @@ class Play:
     render: bool = False  # play the episodes one by one in a window
     video: str = ""  # first draw one episode into this file, an .mp4, or the beginning as a .gif
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
-    export: str = ""  # only write the policy as an ONNX graph into this .onnx file (docs/howto.md)
+    export: str = ""  # only write the policy as an ONNX graph into this file (docs/training.md)
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
     seed: int | None = None  # of the episodes (default: the run's; with --best, the next one)

@@ -1,4 +1,4 @@
-"""The Python in docs/howto.md runs as it stands, with fewer steps."""
+"""The Python in docs/training.md and docs/howto.md runs as it stands, with fewer steps."""
 import re
 from pathlib import Path
 
@@ -23,13 +23,14 @@ class Unbounded(Echo):
     observation_space = action_space = Box(-np.inf, np.inf, (2,))
 
 
-def test_the_python_of_the_page_runs(capsys):
-    text = (ROOT / "docs/howto.md").read_text(encoding="utf-8")
+def test_the_python_of_the_pages_runs(capsys):
+    pages = "training", "howto"
+    text = "\n".join((ROOT / f"docs/{name}.md").read_text("utf-8") for name in pages)
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
     few = code.replace("1e5", "4096").replace("2e5", "6144")
     assert few.count("4096") == few.count("6144") == 1
     names = {}
-    exec(compile(few, "howto.md", "exec"), names)
+    exec(compile(few, "pages", "exec"), names)
     assert names["steps"] == [2048, 4096] and len(names["losses"]) == 2
     assert steps("runs/mine") == [2048, 4096, 6144]
     assert Path(names["agent"].cfg.run_dir) == Path("runs/mine")

@@ -148,9 +148,9 @@ def test_the_program_of_the_page_acts_with_an_exported_run(capsys, monkeypatch):
         patch.setattr("utils.load.make_envs", None)
         play.main(play.Play("run", export="policy.onnx"))
     assert "policy.onnx: from obs, memory to action, next_memory" in capsys.readouterr().out
-    page = (ROOT / "docs/howto.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
     program, = re.findall(r"^```py\n([^`]*onnxruntime[^`]*)^```", page, re.M)
-    exec(compile(program, "howto.md", "exec"), names := {})
+    exec(compile(program, "training.md", "exec"), names := {})
     with gym.make("CartPole-v1") as env:
         ep_ret, done, (obs, _) = 0.0, False, env.reset(seed=0)
         while not done:
@@ -161,7 +161,7 @@ def test_the_program_of_the_page_acts_with_an_exported_run(capsys, monkeypatch):
     ppo.train(ppo.Config("FrozenLake-v1", run_dir="lake", total_steps=64, rollout_steps=64,
                          num_envs=2, minibatch_size=32, hidden=(8,)))       # observations are ints
     play.main(play.Play("lake", export="policy.onnx"))
-    exec(compile(program.replace("CartPole", "FrozenLake"), "howto.md", "exec"), names)
+    exec(compile(program.replace("CartPole", "FrozenLake"), "training.md", "exec"), names)
     assert "memory" not in names["memory"] and names["ep_ret"] in (0, 1)
 
 

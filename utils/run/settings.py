@@ -71,7 +71,7 @@ class RunConfig:
     overwrite: bool = False  # replace the run that is in the run directory
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: Natural = 0  # steps between deterministic evaluations, made at reports; 0: never
-    async_envs: bool = False  # step each environment in a process of its own (docs/howto.md)
+    async_envs: bool = False  # step each environment in a process of its own (docs/training.md)
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     torch_threads: int = 1  # PyTorch threads per process
