@@ -46,6 +46,7 @@ from benchmarks.suite import HERE, ROOT
 from diagnose import catalogue
 from utils.errors import UsageError
 from utils.files import read_columns, read_lines, write_lines
+from utils.returns import parts
 from utils.run.directory import as_folder
 
 BUGS = HERE / "atlas.toml"
@@ -140,16 +141,9 @@ def read_seed(folder: Path) -> Seed:
     except UsageError:      # it ended before an episode did
         return Seed(np.nan, np.full(BINS, np.nan), {}, 0)
     total, progress = int(run.total_steps), read_columns(folder / "progress.csv")
-    return Seed(run.train if run.steps >= total else np.nan, parts(run.x, run.y, total),
-                {name: parts(progress["step"], x, total) for name, x in progress.items()
+    return Seed(run.train if run.steps >= total else np.nan, parts(run.x, run.y, total, BINS),
+                {name: parts(progress["step"], x, total, BINS) for name, x in progress.items()
                  if name not in NO_METRICS and not name.startswith("ep_")}, total)
-
-
-def parts(step: np.ndarray, values: np.ndarray, total: int) -> np.ndarray:
-    """Return the mean of what is known in each of BINS parts of a run."""
-    bins, there = np.ceil(BINS * step / total).clip(1, BINS), np.isfinite(values)
-    return np.array([values[chosen].mean() if (chosen := there & (bins == k)).any() else np.nan
-                     for k in range(1, BINS + 1)])
 
 
 def separating(clean: list[Seed], planted: list[Seed]) -> tuple:

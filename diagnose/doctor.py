@@ -28,6 +28,7 @@ from diagnose import catalogue
 from utils.command import program, read_command
 from utils.errors import UsageError
 from utils.files import read_columns, read_lines, write_lines
+from utils.returns import parts
 from utils.run.directory import has_rows, read_config
 
 HERE = Path(__file__).resolve().parent
@@ -39,19 +40,14 @@ UNITLESS = re.compile("kl|clip_frac|explained_variance|ratio|clipped|weight|succ
 IGNORED = {"step", "time", "steps_per_second", "lr", "eps", "beta"}
 
 
-def parts(folder) -> dict[str, np.ndarray]:
+def metrics_of(folder) -> dict[str, np.ndarray]:
     """Return each metric of a run as its means over PARTS, NaN where nothing is known."""
     total = read_config(folder)["settings"]["total_steps"]  # UsageError: it is no run
     if not has_rows(folder):
         raise UsageError(f"{folder} has no row in progress.csv yet, so nothing can be compared")
     columns = read_columns(Path(folder, "progress.csv"))
-    bins = np.ceil(PARTS * columns["step"] / total).clip(1, PARTS)
-    found = {}
-    for name in columns.keys() - IGNORED:
-        there = np.isfinite(columns[name])
-        values = [columns[name][there & (bins == k)] for k in range(1, PARTS + 1)]
-        found[name] = np.array([x.mean() if len(x) else np.nan for x in values])
-    return found
+    return {name: parts(columns["step"], columns[name], total, PARTS)
+            for name in columns.keys() - IGNORED}
 
 
 def task_of(folder) -> tuple[str, str, int]:
@@ -131,7 +127,7 @@ def reference(folder, run: dict, rows: list[dict]) -> tuple[list[dict], dict]:
 
 def examine(folder, rows: list[dict]) -> tuple[list[dict], dict, dict, list[tuple[float, str]]]:
     """Return the clean rows, what is healthy, z, and [(distance, bug)], sorted."""
-    run = parts(folder)
+    run = metrics_of(folder)
     clean, normal = reference(folder, run, rows)
     z = compare(run, normal)
     tasks = {(row["algo"], row["env"], row["steps"]) for row in clean}
@@ -162,7 +158,7 @@ def ask(folder) -> int:
     if not sick:
         print("healthy   nothing is out of the ordinary" + (
             "; if it learns too little nevertheless:" if suspects else ""))
-    run, far = parts(folder), []
+    run, far = metrics_of(folder), []
     for name, values in z.items() if sick else ():
         if len(at := np.flatnonzero(abs(values) > FAR)):
             far.append((-len(at), int(at[0]), name))
@@ -194,7 +190,7 @@ def find(folders: list[Path]) -> dict[tuple, dict[int, Path]]:
 def learn(folders: list[Path]) -> list[dict]:
     """Return the rows of doctor.jsonl."""
     found, rows, ids = find(folders), [], {mutant.id for mutant in catalogue.read()}
-    tasks = {key: [parts(run) for seed, run in seeds.items() if seed <= LEARNED]
+    tasks = {key: [metrics_of(run) for seed, run in seeds.items() if seed <= LEARNED]
              for key, seeds in found.items()}
     for (algo, bug, env, steps), runs in sorted(tasks.items()):
         if not runs or not tasks.get((algo, "", env, steps)):

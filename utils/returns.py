@@ -1,4 +1,4 @@
-"""What the training episodes of a run say: a curve, and what it ends at."""
+"""What a run says over its length: a curve, what it ends at, and means over its parts."""
 
 import math
 
@@ -24,3 +24,13 @@ def ends_at(curve: list[list], last: int) -> float:
     """
     late = [mean for step, mean in curve if step > 0.905 * last]
     return sum(late) / len(late) if late else math.nan
+
+
+def parts(steps: np.ndarray, values: np.ndarray, last: int, count: int) -> np.ndarray:
+    """Return the mean of the finite `values` in each of `count` parts of a run, NaN where none is.
+
+    steps, last    as in `curve`
+    """
+    bins, known = np.ceil(count * steps / last).clip(1, count), np.isfinite(values)
+    return np.array([values[chosen].mean() if (chosen := known & (bins == k)).any() else np.nan
+                     for k in range(1, count + 1)])
