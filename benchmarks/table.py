@@ -278,10 +278,10 @@ def caption(groups: dict[Key, list[dict]]) -> str:
              if any(row["algorithm"] == key[2] and row["environment"] == key[0] for key in groups)
              and not row["tried"].startswith(("speed:", "default", "stable-baselines3"))}
     return wrapped(
-        f"*{seeds} seeds each; band: standard deviation. Our settings were chosen on these tasks, "
-        f"from {len(tried)} that we [tried](benchmarks/tried.csv); stable-baselines3 uses [the "
-        "same](benchmarks/README.md#protocol) where they suit it. [What PPO does otherwise than "
-        "OpenAI Baselines'](docs/training.md#ppo-as-others-have-it)."
+        f"*{seeds} seeds each; band: standard deviation. We chose our settings on these tasks, "
+        f"from {len(tried)} that we [tried](benchmarks/tried.csv). stable-baselines3 uses [the "
+        "same, unless its own suit it better](benchmarks/README.md#protocol). [How our PPO differs "
+        "from that of OpenAI Baselines](docs/training.md#ppo-as-others-have-it)."
         + told_older(sum(groups.values(), [])) + "*")
 
 
@@ -293,7 +293,7 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     """Return where ours ends clearly above or below a peer, and where the means say so."""
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
-    names = " and ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
+    names = " or ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
     told = f"- {names} ran beside {len(pairs)} of our rows. "
     fair = [pair for pair in pairs if min(map(len, pair)) >= plot.ENOUGH]
     if not fair:
@@ -311,8 +311,8 @@ def wins(groups: dict[Key, list[dict]]) -> str:
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
     return "\n".join(wrapped(line, "  ") for line in (
-        f"- Of {len(pairs)} [rows](benchmarks/README.md) beside {names}, {len(fair)} have "
-        f"{plot.ENOUGH} seeds or more on both sides. Ours higher (Welch's 95% interval): "
+        f"- A peer ({names}) ran beside {len(pairs)} [rows](benchmarks/README.md). {len(fair)} "
+        f"have {plot.ENOUGH} or more seeds per side. Ours is higher (Welch's 95% interval): "
         f"{better}. Lower: {worse}. Undecided: {len(where[0])}. We [tuned](benchmarks/tried.csv) "
         "ours more than the peer.",
         f"- The peer's mean is above ours in {sum(map(len, above.values()))} of {len(pairs)}: "
@@ -366,9 +366,10 @@ def bugs() -> str:
     return wrapped(
         "We planted known bugs, trained each with at least five seeds beside the file without it, "
         "and tested on seeds that the program had not seen (`python -m diagnose.doctor score DIR`)."
-        f" {told}. A bug that costs little shows little, so the program names bugs even where "
-        "nothing is out of the ordinary. On a task, or a number of steps, that it has not seen, it "
-        "compares only what has no unit, such as `kl`, and means less.") + "\n\n" + wrapped(
+        f" {told}. A bug that costs little hardly changes the metrics, so the program names bugs "
+        "even if a run looks healthy. If it has not seen the task, or this number of steps, it "
+        "compares only metrics without a unit, such as `kl`. Then its answer is less reliable."
+    ) + "\n\n" + wrapped(
         f"What do they cost? Of {len(rows)} planted bugs in {len(algos)} algorithms, {len(ended)} "
         f"ended a run, {len(costly)} cost more than 40% of what healthy runs gain, and for "
         f"{len(free)} the interval contains 0: on their task they cost nothing that these seeds "
@@ -413,7 +414,7 @@ def symptoms() -> str:
     found = sorted((row for row in read_lines(HERE / "atlas.jsonl") if row["metric"]),
                    key=lambda row: (row["metric"], row["above"], -(row["lost"][0] or math.inf)))
     return plot.table([{
-        "than healthy": f"`{row['metric']}` is {'higher' if row['above'] else 'lower'}",
+        "against healthy runs": f"`{row['metric']}` is {'higher' if row['above'] else 'lower'}",
         "after": f"{row['step'] / row['steps']:.0%}", "planted": f"`{row['bug']}`",
         "what is wrong": wrong[row["bug"].partition("@")[0]], "task": row["env"],
         "loses": "the run ends" if None in row["lost"] else "{:.0%} [{:.0%}, {:.0%}]".format(
