@@ -293,31 +293,29 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     """Return where ours ends clearly above or below a peer, and where the means say so."""
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
-    names = " or ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
-    told = f"- {names} ran beside {len(pairs)} of our rows. "
+    names = ", ".join(sorted({peer[0]["library"] for _, peer in pairs}, reverse=True))
+    told = f"{names} ran beside {len(pairs)} of our rows. "
     fair = [pair for pair in pairs if min(map(len, pair)) >= plot.ENOUGH]
     if not fair:
         return wrapped(f"{told}To say who is better would take {plot.ENOUGH} seeds of each."
-                       + told_older(sum((results for results, _ in pairs), [])), "  ")
+                       + told_older(sum((results for results, _ in pairs), [])))
     where = defaultdict(list)
     for pair in fair:
         (run, *_), both = pair[0], [returns(side, "ends at") for side in pair]
         sign = won(*both)
-        where[sign].append(f"{run['algo']} on {run['env']}, by {plot.cell(difference(*both))}")
+        where[sign].append(f"{run['algo']} on {run['env']} by {plot.cell(difference(*both))}")
     better, worse = ("; ".join(where[sign]) or "none" for sign in (1, -1))
     above = defaultdict(list)
     for mine, peer in pairs:
         if returns(peer, "ends at").mean() > returns(mine, "ends at").mean():
             above[mine[0]["env"]].append(mine[0]["algo"])
     named = ", ".join(f"{env} ({', '.join(algos)})" for env, algos in above.items()) or "none"
-    return "\n".join(wrapped(line, "  ") for line in (
-        f"- A peer ({names}) ran beside {len(pairs)} [rows](benchmarks/README.md). {len(fair)} "
-        f"have {plot.ENOUGH} or more seeds per side. Ours is higher (Welch's 95% interval): "
-        f"{better}. Lower: {worse}. Undecided: {len(where[0])}. We [tuned](benchmarks/tried.csv) "
-        "ours more than the peer.",
-        f"- The peer's mean is above ours in {sum(map(len, above.values()))} of {len(pairs)}: "
-        f"{named}."
-        + told_older(sum((results for results, _ in fair), []))))
+    return wrapped(
+        f"Peers ({names}) ran beside {len(pairs)} [rows](benchmarks/README.md). {len(fair)} "
+        f"have {plot.ENOUGH} or more seeds each. Ours is higher (Welch's 95% interval): {better}. "
+        f"Lower: {worse}. We [tuned](benchmarks/tried.csv) ours more. "
+        f"The peer's mean is higher in {sum(map(len, above.values()))} of {len(pairs)}: {named}."
+        + told_older(sum((results for results, _ in fair), [])))
 
 
 def takes() -> str:
