@@ -20,7 +20,7 @@ MAY_IMPORT = {f"utils.{name}"
               for name in HELPERS - {"atari", "seeds", "wrappers"} | {"errors", "run"}}
 # What a folder, or a file beside them, may import from others. Nobody may import tests.
 ARROWS = {"utils": "", "tasks": "", "plot": "utils", "algos": "utils",
-          "diagnose": "algos utils plot", "benchmarks": "diagnose utils plot",
+          "diagnose": "algos utils plot", "benchmarks": "algos diagnose utils plot",
           "docs": "benchmarks diagnose utils",
           "notebooks": "benchmarks diagnose algos utils plot tasks"}
 # Names that each file defines in its own way.
