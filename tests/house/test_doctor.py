@@ -8,6 +8,7 @@ from diagnose import doctor
 from tests.helpers import refused
 from utils.command import read_command
 from utils.files import read_lines, write_lines
+from utils.returns import parts
 
 CLEAN, BUGS = "ppo", {"ppo+time-limit-is-an-end": (5, 0), "ppo+entropy-is-punished": (0, -5)}
 STEPS = 1000
@@ -83,6 +84,11 @@ def test_what_is_no_finished_run_is_refused(tmp_path):
     for do in "learn", "score":
         refused(doctor.main, doctor.Doctor(do, (tmp_path,)), says=f"no finished run in {tmp_path}")
     refused(read_command, doctor.Doctor, "", "doctor", ["x"], says="'x' for argument 'do'")
+
+
+def test_parts_are_means_of_what_is_known():
+    means = parts(np.array([0, 5, 10, 15, 40]), np.array([1, 3, np.nan, 7, np.nan]), 40, 4)
+    np.testing.assert_equal(means, [2, 7, np.nan, np.nan])
 
 
 def test_a_run_without_a_row_is_not_called_healthy(runs):
