@@ -12,17 +12,18 @@ no strict limit, as other samples push on, but it lets a rollout serve for many 
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
-    update               `epochs` times:
+    update               up to `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. tanh squashes continuous actions. Each epoch computes A and
-R anew, except on games. lr, num_envs, minibatch_size and std_init are our choices.
+R anew, except on games. An update ends early if pi is too far from pi_old, as in
+Spinning Up: see target_kl. lr, num_envs, minibatch_size and std_init are our choices.
 OpenAI Baselines added norm_obs, scale_rew, norm_adv, max_grad_norm and orthogonal
 weights (Huang et al. 2022); only norm_obs clearly helped (benchmarks/decisions.md).
 
-Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.07 and `clip_frac`
+Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.06 and `clip_frac`
 from 0.1 to 0.55 in nine of ten updates. Towards the end of a run, both fall to 0.
 
 Run   python -m algos.ppo --env CartPole-v1 --total-steps 1e5
@@ -78,6 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: Positive = 0.2  # epsilon in the paper, range of the ratio (0.1 to 0.3)
+    target_kl: float = 0.05  # no more epochs if `kl` is above it (0.01 to 0.1); 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -91,7 +93,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     act_parts = True  # `Agent.policy` takes actions of several parts, as MultiDiscrete
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
-        "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False, "recompute_adv": False}
+        "clip_ratio": 0.1, "target_kl": 0.0, "ent_coef": 0.01, "scale_rew": False,
+        "recompute_adv": False}
     for_atari = {"lr": 2.5e-4}  # for ALE/; as OpenAI Baselines, but V is not clipped
 
 
@@ -180,9 +183,12 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
             optimizer.step(lr)
             steps.append(metrics | {"grad_norm": grad_norm})
+        change = policy_change(agent, obs, act, logp_old)
+        if 0 < cfg.target_kl < mpi.average(change["kl"]):  # over processes
+            break
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
-    return metrics | policy_change(agent, obs, act, logp_old) | {
-        "val": val, "explained_variance": explained}
+    return metrics | change | {
+        "epochs": epoch + 1, "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================

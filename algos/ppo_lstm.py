@@ -9,7 +9,7 @@ pi(a|s) and V(s) are functions of h. All else is PPO.
 An iteration of `train`:
 
     collect_with_memory  act for T steps in N parallel environments, from memory m0
-    update               `epochs` times:
+    update               up to `epochs` times:
       recurrent_targets    advantages A and returns R, with the current LSTM and critic
       ppo_loss             one Adam step on it for each random group of environments
     update_stats         running statistics that normalise observations and rewards
@@ -78,6 +78,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: Positive = 0.2  # epsilon in the paper, range of the ratio (0.1 to 0.3)
+    target_kl: float = 0.05  # no more epochs if `kl` is above it (0.01 to 0.1); 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -192,9 +193,12 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
             optimizer.step(lr)
             steps.append(metrics | {"grad_norm": grad_norm})
+        change = policy_change(agent, obs, act, logp_old)
+        if 0 < cfg.target_kl < mpi.average(change["kl"]):  # over processes
+            break
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
-    return metrics | policy_change(agent, obs, act, logp_old) | {
-        "val": val, "explained_variance": explained}
+    return metrics | change | {
+        "epochs": epoch + 1, "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================

@@ -13,7 +13,7 @@ that never do what is forbidden.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
-    update               `epochs` times:
+    update               up to `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
@@ -80,6 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: Fraction = 0.99  # discount factor (0.9 to 0.999)
     lam: Fraction = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: Positive = 0.2  # epsilon in the paper, range of the ratio (0.1 to 0.3)
+    target_kl: float = 0.05  # no more epochs if `kl` is above it (0.01 to 0.1); 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -177,9 +178,12 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
             optimizer.step(lr)
             steps.append(metrics | {"grad_norm": grad_norm})
+        change = policy_change(agent, obs, act, logp_old)
+        if 0 < cfg.target_kl < mpi.average(change["kl"]):  # over processes
+            break
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
-    return metrics | policy_change(agent, obs, act, logp_old) | {
-        "val": val, "explained_variance": explained}
+    return metrics | change | {
+        "epochs": epoch + 1, "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================

@@ -11,7 +11,7 @@ An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     add_intrinsic        i for each step: the predictor's error / the std of its sums
-    update               `epochs` times:
+    update               up to `epochs` times:
       compute_targets      advantages A and returns R (on games once, before)
       intrinsic_targets    those of i, A_i and R_i, with a critic V_i of its own
       rnd_loss             one Adam step on it for each random minibatch
@@ -83,6 +83,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     pred_lr: Positive = 1e-3  # Adam's learning rate for the predictor (1e-4 to 1e-3)
     pred_share: Positive = 1.0  # share of a rollout that it sees (less: i lasts longer)
     clip_ratio: Positive = 0.2  # epsilon in the paper, range of the ratio (0.1 to 0.3)
+    target_kl: float = 0.05  # no more epochs if `kl` is above it (0.01 to 0.1); 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -96,7 +97,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     act_parts = True  # `Agent.policy` takes actions of several parts, as MultiDiscrete
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
-        "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False, "recompute_adv": False}
+        "clip_ratio": 0.1, "target_kl": 0.0, "ent_coef": 0.01, "scale_rew": False,
+        "recompute_adv": False}
     for_atari = {"lr": 2.5e-4}  # for ALE/; as OpenAI Baselines, but V is not clipped
 
     def __post_init__(self):
@@ -204,10 +206,13 @@ def update(agent: Agent, optimizer: Adam, rollout: IntrinsicRollout, lr: float) 
             grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
             optimizer.step(lr)
             steps.append(metrics | {"grad_norm": grad_norm})
+        change = policy_change(agent, obs, act, logp_old)
+        if 0 < cfg.target_kl < mpi.average(change["kl"]):  # over processes
+            break
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
-    return metrics | policy_change(agent, obs, act, logp_old) | {
+    return metrics | change | {
         "int_rew": rollout.int_rew,
-        "val": val, "explained_variance": explained}
+        "epochs": epoch + 1, "val": val, "explained_variance": explained}
 
 
 def update_predictor(agent: Agent, pred_opt: Adam, rollout: IntrinsicRollout) -> dict:

@@ -22,6 +22,7 @@ SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGE
 every_kind = pytest.mark.parametrize("kind", SPACES)
 # Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
+         "target_kl": 0.0,
          "minibatch_envs": 3, "lstm_size": 8, "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
 

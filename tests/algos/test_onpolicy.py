@@ -13,6 +13,7 @@ from tests.helpers import LOG_2PI, bare, close, copies, moved, noted, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, distribution, every_kind, learn, make_agent,
     make_config as config, make_rollout, targets, tiny_agent)
+from utils import mpi
 from utils.envs import stack_steps
 from utils.nets import ImageEncoder, SquashedGaussian
 from utils.stats import RunningStats
@@ -221,6 +222,23 @@ def test_the_entropy_is_that_of_the_policy_that_acted_in_all_states(name, kind):
     expected = distribution(agent, rollout.obs.flatten(0, 1)).entropy().mean()
     entropy = torch.as_tensor(learn(algo, agent, rollout)[1]["entropy"])
     close(entropy.mean(), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGOS if hasattr(ALGOS[name], "policy_change")])
+def test_no_epoch_follows_one_that_moved_the_policy_too_far(name, monkeypatch):
+    def after(epochs, target_kl):
+        agent = make_agent(ALGOS[name], epochs=epochs, target_kl=target_kl)
+        params, metrics = learn(ALGOS[name], agent, make_rollout(ALGOS[name], agent), lr=1e-2)
+        return params, metrics["epochs"], metrics["kl"].item()
+
+    (_, *first), (params, *second), (_, *last) = (after(epochs, 0.0) for epochs in (1, 2, 4))
+    assert (first[0], second[0], last[0]) == (1, 2, 4) and first[1] < second[1] < last[1]
+    limit = (first[1] + second[1]) / 2
+    stopped, epochs, _ = after(4, limit)
+    assert epochs == 2 and torch.equal(stopped, params)
+    # Another process may have moved further. All stop together.
+    monkeypatch.setattr(mpi, "average", lambda x: x if x.ndim else 10 * x)
+    assert after(4, limit)[1] == 1
 
 
 @pytest.mark.parametrize("name", ["vpg", "trpo"])

@@ -111,8 +111,8 @@ def test_every_detail_can_be_planted():
 def test_a_detail_has_what_it_names_and_shows_a_file_of_its_own(tmp_path, monkeypatch):
     """The file learns by them without a flag."""
     detail, = details.read_details(["as-openai-baselines"])
-    assert {"lr=3e-4", "std_init=1", "recompute_adv=False", "minibatch_size=64"} == {
-        *detail["set"]}
+    assert {"lr=3e-4", "std_init=1", "recompute_adv=False", "minibatch_size=64",
+            "target_kl=0"} == {*detail["set"]}
     assert '"terminated": done, "done": done' in details.show(detail)
     (tmp_path / "my_ppo.py").write_text(details.show(detail), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)

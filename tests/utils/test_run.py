@@ -425,7 +425,8 @@ def test_a_config_is_literal_and_for_env_brings_what_suits_a_game():
 def test_the_command_line_brings_what_suits_a_game_and_prints_it(monkeypatch, capsys):
     monkeypatch.setattr(settings, "program", lambda *_: nullcontext())
     trained, suits = [], ("--rollout-steps 1024 --minibatch-size 256 --epochs 4{} --clip-ratio 0.1 "
-                          "--ent-coef 0.01 --no-scale-rew --no-recompute-adv\n").format
+                          "--target-kl 0 --ent-coef 0.01 --no-scale-rew "
+                          "--no-recompute-adv\n").format
     for args, env, given, said in (
             ("--lr 3e-4 --env ALE/Pong-v5", "ALE/Pong-v5", {"lr": 3e-4}, suits("")),
             ("--env=MinAtar/Breakout-v1 --seed 7", "MinAtar/Breakout-v1", {"seed": 7},
