@@ -181,11 +181,12 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
             optimizer.step(lr)
             steps.append(metrics | {"grad_norm": grad_norm})
-        change = policy_change(agent, obs, act, logp_old)
-        if 0 < cfg.target_kl < mpi.average(change["kl"]):  # over processes
-            break
+        if cfg.target_kl > 0:
+            kl = policy_change(agent, obs, act, logp_old)["kl"]
+            if mpi.average(kl) > cfg.target_kl:  # over processes
+                break
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
-    return metrics | change | {
+    return metrics | policy_change(agent, obs, act, logp_old) | {
         "val_scale": agent.scale(),
         "epochs": epoch + 1, "val": val, "explained_variance": explained}
 
