@@ -347,7 +347,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         self.policy_avg = copy.deepcopy(self.policy_net()).requires_grad_(False)
-        # At first mean 0 and std 1, so the first rollout is not normalised.
+        # At first mean 0 and std 1, so the first rollout is clipped but not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved

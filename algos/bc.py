@@ -208,7 +208,8 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that of tanh(a).
+        depends on a alone, so its gradient is 0. The entropy is that of tanh(a), by
+        quadrature (utils/nets.py).
         """
         out = self.actor(features)  # [B, k]
         if not self.discrete:

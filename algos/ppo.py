@@ -18,10 +18,11 @@ An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. tanh squashes continuous actions. Each epoch computes A and
-R anew, except on games. An update ends early if pi is too far from pi_old, as in
-Spinning Up: see target_kl. lr, num_envs, minibatch_size and std_init are our choices.
-OpenAI Baselines added norm_obs, scale_rew, norm_adv, max_grad_norm and orthogonal
-weights (Huang et al. 2022); only norm_obs clearly helped (benchmarks/decisions.md).
+R anew, except on games. An update ends early if pi is too far from pi_old (Spinning
+Up checks this at every step): see target_kl. lr and its annealing, num_envs,
+minibatch_size and std_init are our choices. OpenAI Baselines added norm_obs, scale_rew,
+norm_adv, max_grad_norm and orthogonal weights (Huang et al. 2022); only norm_obs
+clearly helped (benchmarks/decisions.md).
 
 Healthy values. With the defaults on MuJoCo, `kl` is from 0.008 to 0.06 and `clip_frac`
 from 0.1 to 0.55 in nine of ten updates. Towards the end of a run, both fall to 0.
@@ -324,7 +325,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        # At first mean 0 and std 1, so the first rollout is not normalised.
+        # At first mean 0 and std 1, so the first rollout is clipped but not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
@@ -337,7 +338,8 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that of tanh(a).
+        depends on a alone, so its gradient is 0. The entropy is that of tanh(a), by
+        quadrature (utils/nets.py).
         """
         out = self.actor(features)  # [B, k]
         if not self.discrete:

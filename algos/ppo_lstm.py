@@ -341,7 +341,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        # At first mean 0 and std 1, so the first rollout is not normalised.
+        # At first mean 0 and std 1, so the first rollout is clipped but not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
@@ -355,7 +355,8 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that of tanh(a).
+        depends on a alone, so its gradient is 0. The entropy is that of tanh(a), by
+        quadrature (utils/nets.py).
         """
         out = self.actor(features)  # [B, k]
         if not self.discrete:

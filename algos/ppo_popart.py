@@ -321,7 +321,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.zeros_(self.critic[-1].weight)  # V = 0 at first, in any unit of rewards
-        # At first mean 0 and std 1, so the first rollout is not normalised.
+        # At first mean 0 and std 1, so the first rollout is clipped but not normalised.
         self.obs_stats = ObsStats(obs_space)  # of vectors
         for name, start in {"num_rollouts": 0.0, "loc": 0.0, "square": 1.0}.items():
             self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
@@ -334,7 +334,8 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that of tanh(a).
+        depends on a alone, so its gradient is 0. The entropy is that of tanh(a), by
+        quadrature (utils/nets.py).
         """
         out = self.actor(features)  # [B, k]
         if not self.discrete:
