@@ -34,7 +34,7 @@ from utils.run.directory import plain_settings
 
 ON_POLICY = "a2c", "ppo", "ppo_lstm", "trpo"
 CONTRIB = {"trpo": sb3_contrib.TRPO, "ppo_lstm": sb3_contrib.RecurrentPPO}
-# On MuJoCo, A2C has its default batch and rate, TRPO the settings of RL Zoo.
+# On MuJoCo, A2C has its default batch and rate, TRPO the settings of RL Zoo, PPO no target_kl.
 OWN = {"ppo": {"vf_coef": 0.5},
        "a2c": {"n_steps": 5, "learning_rate": lambda left: 7e-4 * left},
        "trpo": {"n_critic_updates": 20, "batch_size": 128, "cg_max_steps": 25, "cg_damping": 0.1}}
