@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (8 to 40)
     report_every: int = 4000  # environment steps between rows of the log
-    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it
+    rollout_steps: int = 512  # T x N samples (32 x 16); N has to divide it
     lr: Positive = 2e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's or TensorFlow 1's rule

@@ -74,7 +74,7 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     total_steps: float = 5e5  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (8 to 64)
     report_every: int = 4000  # environment steps between rows of the log
-    rollout_steps: int = 320  # T x N, samples per rollout; N has to divide it
+    rollout_steps: int = 320  # T x N samples (20 x 16); N has to divide it
     buffer_size: int = 64_000  # environment steps kept: whole rollouts, at least one
     replay_ratio: Natural = 4  # updates on replayed rollouts per new one (0 to 8)
     lr: Positive = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)

@@ -72,7 +72,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (8 to 64)
     report_every: int = 4000  # environment steps between rows of the log
-    rollout_steps: int = 320  # T x N, samples per rollout; N has to divide it
+    rollout_steps: int = 320  # T x N samples (20 x 16); N has to divide it
     lr: Positive = 0.25  # initial upper limit of eta, eta_max in the paper (0.03 to 1)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     max_kl: Positive = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)

@@ -77,7 +77,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     positive_rew: bool = True  # use -log(1 - D); off: log D, if success ends episodes
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
+    rollout_steps: int = 2048  # T x N samples (256 x 8); N and B have to divide it
     minibatch_size: int = 256  # B, samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: Positive = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)

@@ -70,7 +70,7 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it (T >= 2)
+    rollout_steps: int = 512  # T x N samples (64 x 8); N has to divide it (T >= 2)
     minibatch_envs: int = 2  # n, environments per gradient step; it has to divide N
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: Positive = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)

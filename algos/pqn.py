@@ -65,7 +65,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 5e5  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (8 to 128)
     report_every: int = 4000  # environment steps between rows of the log
-    rollout_steps: int = 256  # T x N, samples per rollout; N and B have to divide it
+    rollout_steps: int = 256  # T x N samples (16 x 16); N and B have to divide it
     minibatch_size: int = 64  # B, samples per gradient step (32 to 512)
     epochs: int = 4  # passes over each rollout (1 to 4)
     lr: Positive = 5e-4  # Adam's initial learning rate (1e-4 to 1e-3)

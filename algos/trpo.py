@@ -75,7 +75,7 @@ Vector = Float32[Tensor, "P"]  # one number per weight of the policy
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout; N has to divide it
+    rollout_steps: int = 2048  # T x N samples (256 x 8); N has to divide it
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: Positive = 1e-3  # the critic's learning rate at the start of an update

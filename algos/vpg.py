@@ -70,7 +70,7 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it
+    rollout_steps: int = 512  # T x N samples (64 x 8); N has to divide it
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: Positive = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
