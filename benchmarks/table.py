@@ -132,9 +132,9 @@ def mean(values: np.ndarray, bold: bool = False) -> str:
 
 
 def minutes(results: list[dict]) -> str:
-    """Return the minutes of the quickest run on a CPU as a cell: others may have shared it."""
+    """Return the minutes, at least 0.1, of the quickest run on a CPU: others may have shared it."""
     found = [run["seconds"] / 60 for run in results if run.get("machine", "CPU") == "CPU"]
-    least = min(found, default=np.nan)
+    least = max(0.1, min(found, default=np.nan))
     return "-" if not found else f"{least:.1f}" if least < 9.5 else f"{least:.0f}"
 
 
