@@ -33,15 +33,17 @@ def run(algo, **settings):
     return SimpleNamespace(agent=agent, cfg=cfg, progress=progress, episodes=episodes)
 
 
-def stored(env, algo, suite="results", library="plainrl"):
+def stored(env, algo, suite="results", library="plainrl", commit=""):
     """Return the published runs of an algorithm (by name) on an environment, one dict per seed.
 
+    suite "history" has runs of several commits. `commit` chooses one by the start of its hash.
     `run["curve"]` has rows of (step, mean return), `run["train100"]` is the mean return of the last
     100 training episodes, `run["eval"]` has those of ten with the final policy; `run["seconds"]` is
     the duration.
     """
     runs = [run for run in read_suite(CLONE / f"benchmarks/{suite}.jsonl")
-            if (run["env"], run["algo"], run.get("library", "plainrl")) == (env, algo, library)]
+            if (run["env"], run["algo"], run.get("library", "plainrl")) == (env, algo, library)
+            and run.get("git_commit", "").startswith(commit)]
     return sorted(runs, key=lambda run: run["seed"])
 
 
