@@ -193,7 +193,7 @@ def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
             grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
             optimizer.step(lr)
             steps.append(metrics | {"grad_norm": grad_norm})
-        if cfg.target_kl > 0:
+        if cfg.target_kl > 0:  # clipping is no strict limit
             kl = policy_change(agent, obs, act, logp_old)["kl"]
             if mpi.average(kl) > cfg.target_kl:  # over processes
                 break

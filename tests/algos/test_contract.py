@@ -634,6 +634,7 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert suited("acer")["lr"] == module("acer").Config.lr
     assert small["ppo_popart"] | {"scale_rew": False} == small["ppo"]
     assert suited("ppo_popart") | {"scale_rew": False} == suited("ppo")
+    assert small["ppo_rnd"] == small["ppo"]
     own = {"buffer_size": module("qr_dqn").Config.buffer_size, "huber_delta": 1}    # of DQN
     assert small["dqn"] == small["dqn_per"] == small["qr_dqn"] | own
     for found, plain, end in (small["c51"], small["dqn"], 20), (suited("c51"), suited("dqn"), 10):
